@@ -1,0 +1,51 @@
+"""One engine as an operator declares it: an immutable value, no behaviour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+Kind = Literal["vllm", "llama.cpp", "external", "hosted"]
+KINDS: tuple[Kind, ...] = ("vllm", "llama.cpp", "external", "hosted")
+NO_ENV: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. `first_byte` runs from the request's last byte to the reply's first, `idle` between two bytes."""
+
+    connect: float = 2.0
+    first_byte: float = 120.0
+    idle: float = 60.0
+    total: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """A model at one precision, at one URL.
+
+    `url` is `http://host:port`, `https://host:port` or `unix:/path/to.sock`; for an engine that we launch it
+    is made from `port`. `served_model` is the name the engine answers to. `share` is the part of the GPU's
+    memory (0..1), None where it is to be planned. `model` is a hub name or an absolute folder.
+    """
+
+    name: str
+    tier: str
+    kind: Kind
+    url: str
+    served_model: str
+    precision: str
+    model: str | None = None
+    gpu: int | None = None
+    share: float | None = None
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=lambda: NO_ENV)
+    api_key: str | None = field(default=None, repr=False)
+    timeouts: Timeouts = Timeouts()
+
+    @property
+    def launched(self) -> bool:
+        """Whether Dualgauge starts this engine itself."""
+        return self.kind in ("vllm", "llama.cpp")

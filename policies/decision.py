@@ -1,0 +1,55 @@
+"""The outcome of a policy for one request: immutable, explainable, the same in a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+SignalValue = float | int | bool | str
+NO_SIGNALS: Mapping[str, SignalValue] = MappingProxyType({})
+PINNED_RULE = "pinned"
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """What may happen when no engine of the tier can take the request.
+
+    `wait` is in seconds; what follows a wait that ran out is `then`. `use` names another tier.
+    """
+
+    kind: Literal["fail", "wait", "degrade", "use"] = "fail"
+    wait: float = 0.0
+    then: Literal["fail", "degrade"] = "fail"
+    use: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Where to go when every ready engine of the tier is over one of these figures.
+
+    `waiting` counts requests queued at an engine, `kv` is the used share of its KV cache (0..1).
+    """
+
+    use: str
+    waiting: int = 8
+    kv: float = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which tier, by which rule, why, and under which contract."""
+
+    tier: str
+    rule: str
+    contract: Contract
+    policy_hash: str
+    if_busy: Busy | None = None
+    reasons: tuple[str, ...] = ()
+    signals: Mapping[str, SignalValue] = field(default_factory=lambda: NO_SIGNALS)
+
+
+def pinned(tier: str, policy_hash: str) -> Decision:
+    """The decision for a model name that names its tier: never another one."""
+    return Decision(tier, PINNED_RULE, Contract("fail"), policy_hash, reasons=("the model name pins the tier",))
