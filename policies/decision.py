@@ -52,4 +52,6 @@ class Decision:
 
 def pinned(tier: str, policy_hash: str) -> Decision:
     """The decision for a model name that names its tier: never another one."""
-    return Decision(tier, PINNED_RULE, Contract("fail"), policy_hash, reasons=("the model name pins the tier",))
+    return Decision(
+        tier, PINNED_RULE, Contract("fail"), policy_hash, reasons=("the model name pins the tier",)
+    )
