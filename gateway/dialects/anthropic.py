@@ -1,0 +1,94 @@
+"""POST /v1/messages and /v1/messages/count_tokens, in Anthropic's shapes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from gateway.dialects.base import Dialect, Request, clean, number, parts_text, read_messages, read_model
+from gateway.dialects.body import Body
+from gateway.errors import ANTHROPIC_OVERLOADED, ANTHROPIC_TYPES, GatewayError, InvalidRequest, NothingReady
+from gateway.relay.sse import Usage
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Reply(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_decode_reply = msgspec.json.Decoder(_Reply).decode
+
+
+class AnthropicMessages(Dialect):
+    name = "anthropic.messages"
+    marker: ClassVar[bytes] = b"event: content_block_delta"
+    forwarded = (b"anthropic-version", b"anthropic-beta")
+
+    def parse(self, body: Body) -> Request:
+        model = read_model(body)
+        clean(body)
+        if "messages" not in body:
+            raise InvalidRequest("messages is missing", param="messages")
+        messages = body.get("messages", list[Any], "a list of messages")
+        system = body.get_any("system") if "system" in body else None
+        if system is not None and not isinstance(system, str | list):
+            raise InvalidRequest("system must be a string or a list of blocks", param="system")
+        cap = body.get("max_tokens", int, "an integer")
+        if cap is not None and cap < 0:
+            raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
+        choice = body.get("tool_choice", dict[str, Any], "an object") if "tool_choice" in body else None
+        return Request(
+            body,
+            model,
+            body.get("stream", bool, "true or false") or False,
+            lambda: read_messages(messages, parts_text(system, [0])),
+            output_tokens=cap,
+            has_tools="tools" in body,
+            structured=choice is not None and choice.get("type") in ("tool", "any"),
+            temperature=body.get("temperature", float, "a number"),
+            metadata=body.get("metadata", dict[str, object], "an object") if "metadata" in body else None,
+        )
+
+    def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:
+        # message_start carries the prompt's count, message_delta the completion's so far.
+        message = event.get("message")
+        usage = message.get("usage") if isinstance(message, dict) else event.get("usage")
+        if not isinstance(usage, dict):
+            return None
+        before = before or Usage()
+        cached = number(usage.get("cache_read_input_tokens"))
+        prompt = number(usage.get("input_tokens")) + cached + number(usage.get("cache_creation_input_tokens"))
+        return Usage(
+            prompt or before.prompt,
+            number(usage.get("output_tokens")) or before.completion,
+            cached or before.cached,
+        )
+
+    def reply_usage(self, reply: bytes) -> Usage | None:
+        usage = _decode_reply(reply).usage
+        if usage is None:
+            return None
+        cached = usage.cache_read_input_tokens or 0
+        prompt = usage.input_tokens + cached + (usage.cache_creation_input_tokens or 0)
+        return Usage(prompt, usage.output_tokens, cached)
+
+    def error_body(self, error: GatewayError, request_id: str) -> tuple[int, bytes]:
+        status = ANTHROPIC_OVERLOADED if isinstance(error, NothingReady) else error.http_status
+        return status, msgspec.json.encode({**_shape(error), "request_id": request_id})
+
+    def error_event(self, error: GatewayError) -> bytes:
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(_shape(error))
+
+
+def _shape(error: GatewayError) -> dict[str, object]:
+    return {
+        "type": "error",
+        "error": {"type": ANTHROPIC_TYPES.get(error.http_status, "api_error"), "message": error.message},
+    }

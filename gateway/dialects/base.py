@@ -1,0 +1,182 @@
+"""What one API shape has to answer for: reading a request, counting usage, telling errors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
+
+from gateway.dialects.body import Body
+from gateway.errors import GatewayError, InvalidRequest
+from gateway.relay.sse import Usage
+from policies.facts import Conversation, Role, Turn
+
+# Fields of an engine's own interface: the gateway sets them or nobody does.
+GATEWAY_OWNED = (
+    "priority",
+    "cache_salt",
+    "request_id",
+    "kv_transfer_params",
+    "vllm_xargs",
+    "mm_processor_kwargs",
+    "ec_transfer_params",
+    "data_parallel_rank",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+)
+TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
+
+ROLES: dict[object, Role] = {
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "developer": "system",
+    "tool": "tool",
+    "function": "tool",
+}
+
+
+@dataclass(slots=True)
+class Request:
+    """One parsed request; `wants_usage` is whether the client itself asked for usage in its stream.
+
+    `output_tokens` is what was asked for in all: the larger of the two caps, times `n`. `usage_injected`
+    is set by `Dialect.prepare` where the gateway asked in the client's stead.
+    """
+
+    body: Body
+    model: str
+    stream: bool
+    read: Callable[[], Conversation]
+    output_tokens: int | None = None
+    n: int = 1
+    has_tools: bool = False
+    structured: bool = False
+    temperature: float | None = None
+    metadata: dict[str, object] | None = None
+    wants_usage: bool = True
+    usage_injected: bool = False
+    previous_response_id: str | None = None
+
+
+class Dialect(ABC):
+    """Stateless; one instance a process. `marker` is the bytes that stand once in each streamed token's event,
+    and `overhead` how many of them carry no token."""
+
+    name: ClassVar[str]
+    marker: ClassVar[bytes] = b"\n\n"
+    overhead: ClassVar[int] = 0
+    done: ClassVar[bytes | None] = None
+    forwarded: ClassVar[tuple[bytes, ...]] = ()
+
+    @abstractmethod
+    def parse(self, body: Body) -> Request:
+        """Read and check what the gateway needs. Raises InvalidRequest."""
+
+    def prepare(self, request: Request, served_model: str) -> bytes:
+        """The body for an engine that knows the model as `served_model`."""
+        if request.model != served_model:
+            request.body.set("model", served_model)
+        return request.body.encode()
+
+    @abstractmethod
+    def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:
+        """The usage after this event of a stream, None where it holds none."""
+
+    @abstractmethod
+    def reply_usage(self, reply: bytes) -> Usage | None:
+        """The usage of a whole JSON reply. Raises msgspec.DecodeError where it is not a JSON object."""
+
+    def error_body(self, error: GatewayError, request_id: str) -> tuple[int, bytes]:  # noqa: ARG002
+        """Status and body of a failed request."""
+        return error.http_status, msgspec.json.encode({"error": openai_error(error)})
+
+    def error_event(self, error: GatewayError) -> bytes:
+        """The last event of a stream that broke."""
+        return b"data: %b\n\n" % msgspec.json.encode({"error": openai_error(error)})
+
+
+def openai_error(error: GatewayError) -> dict[str, str | None]:
+    return {
+        "message": error.message,
+        "type": error.error_kind,
+        "param": error.param,
+        "code": error.error_code,
+    }
+
+
+def number(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def read_model(body: Body) -> str:
+    model = body.get("model", str, "a string")
+    if not model:
+        raise InvalidRequest("model is missing: name one that GET /v1/models lists", param="model")
+    return model
+
+
+def clean(body: Body) -> None:
+    """Take out what belongs to the gateway, refuse what would run a client's template."""
+    for name in GATEWAY_OWNED:
+        if name in body:
+            body.drop(name)
+    if "chat_template" in body:
+        raise InvalidRequest("chat_template is not accepted: the model's own is used", param="chat_template")
+    if "chat_template_kwargs" in body:
+        kwargs = body.get("chat_template_kwargs", dict[str, object], "an object")
+        unknown = sorted(set(kwargs or ()) - TEMPLATE_KWARGS)
+        if unknown:
+            raise InvalidRequest(
+                f"chat_template_kwargs.{unknown[0]} is not accepted; allowed: {', '.join(sorted(TEMPLATE_KWARGS))}",
+                param=f"chat_template_kwargs.{unknown[0]}",
+            )
+
+
+def parts_text(content: object, images: list[int]) -> str:
+    """The text of a message's content, a string or a list of typed parts; images are counted."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    texts: list[str] = []
+    for part in content:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict):
+            text = part.get("text")
+            if isinstance(text, str):
+                texts.append(text)
+            elif "image" in str(part.get("type", "")):
+                images[0] += 1
+    return "\n".join(texts)
+
+
+def read_messages(messages: object, system: str | None = None) -> Conversation:
+    """Chat messages of the OpenAI and Anthropic kinds; what has an unknown shape is left out."""
+    images = [0]
+    results = 0
+    turns: list[Turn] = [Turn("system", system)] if system else []
+    for message in messages if isinstance(messages, list) else ():
+        if not isinstance(message, dict):
+            continue
+        role = ROLES.get(message.get("role"))
+        if role is None:
+            continue
+        content = message.get("content")
+        blocks = [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
+        returned = [b for b in blocks if b.get("type") == "tool_result"]
+        if returned:
+            results += len(returned)
+            turns.extend(Turn("tool", parts_text(b.get("content"), images)) for b in returned)
+            content = [b for b in blocks if b.get("type") != "tool_result"]
+            if not content:
+                continue
+        if role == "tool":
+            results += 1
+        turns.append(Turn(role, parts_text(content, images)))
+    return Conversation(tuple(turns), results, images[0])

@@ -1,0 +1,101 @@
+"""POST /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import msgspec
+
+from gateway.dialects.base import Dialect, Request, clean, number, openai_error, parts_text, read_model
+from gateway.dialects.base import ROLES
+from gateway.dialects.body import Body
+from gateway.errors import GatewayError, InvalidRequest
+from gateway.relay.sse import Usage
+from policies.facts import Conversation, Turn
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _Details | None = None
+
+
+class _Reply(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+_decode_reply = msgspec.json.Decoder(_Reply).decode
+
+
+class OpenAIResponses(Dialect):
+    name = "openai.responses"
+    marker: ClassVar[bytes] = b"event: response.output_text.delta"
+
+    def parse(self, body: Body) -> Request:
+        model = read_model(body)
+        clean(body)
+        if "input" not in body and "prompt" not in body:
+            raise InvalidRequest("input is missing", param="input")
+        items = body.get_any("input")
+        instructions = body.get("instructions", str, "a string") if "instructions" in body else None
+        cap = body.get("max_output_tokens", int, "an integer")
+        if cap is not None and cap < 0:
+            raise InvalidRequest("max_output_tokens must not be negative", param="max_output_tokens")
+        text = body.get("text", dict[str, Any], "an object") if "text" in body else None
+        kind = text.get("format") if text else None
+        choice = body.get_any("tool_choice") if "tool_choice" in body else None
+        return Request(
+            body,
+            model,
+            body.get("stream", bool, "true or false") or False,
+            lambda: _conversation(items, instructions),
+            output_tokens=cap,
+            has_tools="tools" in body,
+            structured=(isinstance(kind, dict) and kind.get("type") in ("json_object", "json_schema"))
+            or choice == "required"
+            or isinstance(choice, dict),
+            temperature=body.get("temperature", float, "a number"),
+            metadata=body.get("metadata", dict[str, object], "an object") if "metadata" in body else None,
+            previous_response_id=body.get("previous_response_id", str, "a string"),
+        )
+
+    def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:
+        response = event.get("response")
+        usage = response.get("usage") if isinstance(response, dict) else None
+        if not isinstance(usage, dict):
+            return None
+        details = usage.get("input_tokens_details")
+        cached = number(details.get("cached_tokens")) if isinstance(details, dict) else 0
+        return Usage(number(usage.get("input_tokens")), number(usage.get("output_tokens")), cached)
+
+    def reply_usage(self, reply: bytes) -> Usage | None:
+        usage = _decode_reply(reply).usage
+        if usage is None:
+            return None
+        details = usage.input_tokens_details
+        return Usage(usage.input_tokens, usage.output_tokens, (details.cached_tokens or 0) if details else 0)
+
+    def error_event(self, error: GatewayError) -> bytes:
+        event = {"type": "error", **openai_error(error), "error": openai_error(error)}
+        return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
+
+
+def _conversation(items: object, instructions: str | None) -> Conversation:
+    turns: list[Turn] = [Turn("system", instructions)] if instructions else []
+    if isinstance(items, str):
+        return Conversation((*turns, Turn("user", items)))
+    images = [0]
+    results = 0
+    for item in items if isinstance(items, list) else ():
+        if not isinstance(item, dict):
+            continue
+        if str(item.get("type", "")).endswith("_call_output"):
+            results += 1
+            turns.append(Turn("tool", parts_text(item.get("output"), images)))
+        elif (role := ROLES.get(item.get("role"))) is not None:
+            turns.append(Turn(role, parts_text(item.get("content"), images)))
+    return Conversation(tuple(turns), results, images[0])

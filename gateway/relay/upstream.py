@@ -1,0 +1,449 @@
+"""HTTP/1.1 towards engines: connections on asyncio transports, parsed by httptools, pooled by engine.
+
+Written for the byte path: one waiter a request that is woken by data, end, loss, timeout or a client that
+left; no task and no queue a chunk. Nothing here retries: `LostEarly` tells the caller that it may.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+HIGH_WATER = 256 * 1024
+# vLLM closes a connection that was idle for 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): let go of ours before.
+IDLE_SECONDS = 3.0
+LAST_INFORMATIONAL = 199
+HEAD_LIMIT = 64 * 1024
+MAX_IDLE = 1024
+MAX_PREPARED = 64
+
+Limit = Literal["connect", "first_byte", "idle", "total"]
+
+
+class ConnectFailed(Exception):
+    """The engine refused or could not be reached: it has seen nothing of the request."""
+
+
+class ConnectTimeout(ConnectFailed):
+    """No connection within `connect` seconds."""
+
+
+class LostEarly(Exception):
+    """The connection ended before the first byte of a reply. `reused`: it had been idle in the pool."""
+
+    def __init__(self, message: str, *, reused: bool) -> None:
+        super().__init__(message)
+        self.reused = reused
+
+
+class LostLate(Exception):
+    """The engine broke off inside its reply, or sent something that is not HTTP."""
+
+
+class TimedOut(Exception):
+    """`limit` ran out; `started`: some of the reply had arrived."""
+
+    def __init__(self, limit: Limit, seconds: float, *, started: bool) -> None:
+        super().__init__(f"{limit} timeout of {seconds:g} s")
+        self.limit = limit
+        self.seconds = seconds
+        self.started = started
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an engine listens: host and port, or a unix socket; `base` is the path before the route's."""
+
+    host: str
+    port: int
+    tls: bool = False
+    uds: str | None = None
+    base: str = ""
+
+    @classmethod
+    def parse(cls, url: str) -> Address:
+        """`http://h:p[/base]`, `https://h[:p][/base]` or `unix:/path`. Raises ValueError."""
+        if url.startswith("unix:"):
+            path = url.removeprefix("unix:").removeprefix("//")
+            if not path.startswith("/"):
+                raise ValueError("a unix socket is written unix:/path/to.sock")
+            return cls("localhost", 0, uds=path)
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            raise ValueError("an engine's url is http://host:port, https://host or unix:/path/to.sock")
+        tls = parts.scheme == "https"
+        return cls(
+            parts.hostname,
+            parts.port or (443 if tls else 80),
+            tls,
+            base=parts.path.rstrip("/").removesuffix("/v1"),
+        )
+
+    @property
+    def authority(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        default = 443 if self.tls else 80
+        return host if self.uds or self.port == default else f"{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Seconds; see `engines.spec.Timeouts`."""
+
+    connect: float
+    first_byte: float
+    idle: float
+    total: float
+
+
+class Connection(asyncio.Protocol):
+    """One connection; carries one exchange at a time. A caller that got it from `Pool.acquire` writes with
+    `start`, then alternates `wait` and `take`, and gives it back with `Pool.release` whatever happens."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._parser = httptools.HttpResponseParser(self)
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._head_size = 0
+        self._paused = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._limits: Limits | None = None
+        self._started_at = 0.0
+        self._active_at = 0.0
+        self._skip = False
+        self._broken: str | None = None
+        self._dirty = False
+        self._keep_alive = False
+        self.pool: Pool | None = None
+        self.idle_since = 0.0
+        self.reused = False
+        self.lost = False
+        self.gone = False
+        self.timed_out: Limit | None = None
+        self.started = False
+        self.headed = False
+        self.complete = False
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        if self.headed and not self.complete and exc is None and not self._broken:
+            self._ended_by_close()
+        if self.pool is not None:
+            self.pool.forget(self)
+        self._cancel_timer()
+        self._wake()
+
+    def _ended_by_close(self) -> None:
+        # A reply with neither length nor chunks ends with its connection (RFC 9112, section 6.3).
+        names = {name for name, _ in self.headers}
+        if b"content-length" not in names and b"transfer-encoding" not in names:
+            self.complete = True
+
+    def data_received(self, data: bytes) -> None:
+        if self.pool is not None:
+            # Nothing was asked: whatever this is, the connection is out of step.
+            self._transport.abort()
+            return
+        self.started = True
+        self._active_at = self._loop.time()
+        if not self.headed:
+            self._head_size += len(data)
+            if self._head_size > HEAD_LIMIT and not self._chunks:
+                self._fail("reply head larger than 64 KiB")
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as exc:
+            self._fail(f"not HTTP: {exc}")
+        if self._size > HIGH_WATER and not self._paused and not self.lost:
+            self._paused = True
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        return None
+
+    # httptools callbacks
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self.status = self._parser.get_status_code()
+        if self.status <= LAST_INFORMATIONAL:
+            self._skip = True
+            return
+        self.headed = True
+
+    def on_body(self, body: bytes) -> None:
+        self._chunks.append(body)
+        self._size += len(body)
+
+    def on_message_complete(self) -> None:
+        if self._skip:
+            self._skip = False
+            self.headers = []
+            return
+        if self.complete:
+            self._fail("a second reply to one request")
+        self.complete = True
+        self._keep_alive = self._parser.should_keep_alive()
+        self._cancel_timer()
+
+    def _fail(self, message: str) -> None:
+        self._broken = self._broken or message
+        self._transport.abort()
+
+    # the caller's side
+
+    def start(self, request: bytes, limits: Limits) -> None:
+        """Write one request and start its clocks. Raises LostEarly where the connection is already closed."""
+        if self.lost or self._transport.is_closing():
+            raise LostEarly("closed while idle", reused=self.reused)
+        self._limits = limits
+        self._started_at = self._active_at = self._loop.time()
+        self._transport.write(request)
+        self._timer = self._loop.call_later(min(limits.first_byte, limits.total), self._on_timer)
+
+    def interrupt(self, _: object = None) -> None:
+        """The client left: wake the request."""
+        self.gone = True
+        self._wake()
+
+    async def wait(self) -> None:
+        """Until something is at hand: bytes, the end, a loss, a timeout, or a client that left."""
+        if not self._dirty:
+            self._waiter = self._loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._dirty = False
+
+    def take(self) -> bytes:
+        """All body bytes at hand, perhaps none."""
+        chunks = self._chunks
+        if not chunks:
+            return b""
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        self._chunks = []
+        self._size = 0
+        if self._paused and not self.lost:
+            self._paused = False
+            self._active_at = self._loop.time()
+            self._transport.resume_reading()
+        return data
+
+    def check(self) -> None:
+        """Raise what ended the exchange, if anything did: LostEarly, LostLate or TimedOut."""
+        if self.complete:
+            return
+        if self.timed_out is not None:
+            assert self._limits is not None
+            raise TimedOut(self.timed_out, getattr(self._limits, self.timed_out), started=self.started)
+        if self.lost or self._broken:
+            if self.started:
+                raise LostLate(self._broken or "the engine closed the connection inside its reply")
+            raise LostEarly("the engine closed the connection before its reply", reused=self.reused)
+
+    @property
+    def reusable(self) -> bool:
+        return (
+            self.complete
+            and not self.lost
+            and not self._broken
+            and not self._transport.is_closing()
+            and self._keep_alive
+        )
+
+    def reset(self) -> None:
+        self._cancel_timer()
+        self._chunks = []
+        self._size = self._head_size = 0
+        self._dirty = self._skip = self._keep_alive = False
+        self.started = self.headed = self.complete = self.gone = False
+        self.timed_out = None
+        self.status = 0
+        self.headers = []
+        if self._paused:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        self._cancel_timer()
+        self._transport.abort()
+
+    def _wake(self) -> None:
+        self._dirty = True
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        # Chunks do not touch the timer: it looks at the last byte's time when it fires, and sleeps again.
+        limits = self._limits
+        assert limits is not None
+        now = self._loop.time()
+        total = self._started_at + limits.total
+        if self._paused or self._chunks:
+            self._active_at = now  # the client is slow, not the engine
+        quiet = self._active_at + (limits.idle if self.started else limits.first_byte)
+        due = min(total, quiet)
+        if now < due - 0.001:
+            self._timer = self._loop.call_later(due - now, self._on_timer)
+            return
+        self._timer = None
+        self.timed_out = "total" if due == total else "idle" if self.started else "first_byte"
+        self._transport.abort()
+        self._wake()
+
+
+class Pool:
+    """Idle connections to one engine, youngest first; one that was idle for `idle_seconds` is closed.
+
+    `open` counts every live connection, lent or idle.
+    """
+
+    def __init__(
+        self, url: str, *, idle_seconds: float = IDLE_SECONDS, context: ssl.SSLContext | None = None
+    ) -> None:
+        self.address = Address.parse(url)
+        self._idle: deque[Connection] = deque()
+        self._idle_seconds = idle_seconds
+        self._context = context or (ssl.create_default_context() if self.address.tls else None)
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.lent: set[Connection] = set()
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def open(self) -> int:
+        return len(self._idle) + len(self.lent)
+
+    async def acquire(self, connect_seconds: float, *, fresh: bool = False) -> Connection:
+        """A connection to write on. Raises ConnectFailed, ConnectTimeout."""
+        loop = asyncio.get_running_loop()
+        if not fresh:
+            deadline = loop.time() - self._idle_seconds
+            while self._idle:
+                connection = self._idle.pop()
+                connection.pool = None
+                if connection.lost or connection.idle_since < deadline:
+                    connection.abort()
+                    continue
+                connection.reused = True
+                self.lent.add(connection)
+                return connection
+        connection = await self._connect(loop, connect_seconds)
+        self.lent.add(connection)
+        return connection
+
+    async def _connect(self, loop: asyncio.AbstractEventLoop, seconds: float) -> Connection:
+        address = self.address
+        try:
+            async with asyncio.timeout(seconds):
+                if address.uds is not None:
+                    _, connection = await loop.create_unix_connection(lambda: Connection(loop), address.uds)
+                else:
+                    _, connection = await loop.create_connection(
+                        lambda: Connection(loop), address.host, address.port, ssl=self._context
+                    )
+        except TimeoutError as exc:
+            raise ConnectTimeout(f"no connection to {address.authority} within {seconds:g} s") from exc
+        except (OSError, ssl.SSLError) as exc:
+            raise ConnectFailed(f"cannot connect to {address.uds or address.authority}: {exc}") from exc
+        return connection
+
+    def release(self, connection: Connection) -> None:
+        """Take a connection back: kept where its exchange ended cleanly, else closed at once, which is how
+        an engine learns that nobody waits any more."""
+        self.lent.discard(connection)
+        if self._closed or not connection.reusable or len(self._idle) >= MAX_IDLE:
+            connection.abort()
+            return
+        connection.reset()
+        loop = asyncio.get_running_loop()
+        connection.idle_since = loop.time()
+        connection.pool = self
+        self._idle.append(connection)
+        if self._sweep is None:
+            self._sweep = loop.call_later(self._idle_seconds, self._on_sweep)
+
+    def forget(self, connection: Connection) -> None:
+        connection.pool = None
+        with contextlib.suppress(ValueError):
+            self._idle.remove(connection)
+
+    def _on_sweep(self) -> None:
+        self._sweep = None
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() - self._idle_seconds
+        while self._idle and self._idle[0].idle_since <= deadline:
+            connection = self._idle.popleft()
+            connection.pool = None
+            connection.abort()
+        if self._idle:
+            self._sweep = loop.call_later(self._idle[0].idle_since - deadline + 0.001, self._on_sweep)
+
+    def close(self) -> None:
+        self._closed = True
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        while self._idle:
+            connection = self._idle.pop()
+            connection.pool = None
+            connection.abort()
+
+
+class RequestHead:
+    """The bytes before `content-length` that are the same in every request to one engine and path."""
+
+    def __init__(self, address: Address, api_key: str | None) -> None:
+        self._common = f" HTTP/1.1\r\nhost: {address.authority}\r\n" + (
+            f"authorization: Bearer {api_key}\r\n" if api_key else ""
+        )
+        self._base = address.base
+        self._prepared: dict[tuple[str, str], bytes] = {}
+
+    def build(self, method: str, path: str, headers: Mapping[bytes, bytes], body: bytes) -> bytes:
+        """`path` comes from the route table or an id that was checked, never raw from a client."""
+        prepared = self._prepared.get((method, path))
+        if prepared is None:
+            prepared = f"{method} {self._base}{path}{self._common}".encode("ascii")
+            if len(self._prepared) < MAX_PREPARED:
+                self._prepared[method, path] = prepared
+        extra = b"".join(b"%b: %b\r\n" % item for item in headers.items())
+        if method == "GET":
+            return b"%b%b\r\n" % (prepared, extra)
+        return b"%bcontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b" % (
+            prepared,
+            extra,
+            len(body),
+            body,
+        )
