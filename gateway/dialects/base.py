@@ -64,8 +64,8 @@ class Request:
 
 
 class Dialect(ABC):
-    """Stateless; one instance a process. `marker` is the bytes that stand once in each streamed token's event,
-    and `overhead` how many of them carry no token."""
+    """Stateless; one instance a process. `marker` is the bytes that stand once in the event of each streamed
+    token, and `overhead` how many of them carry no token."""
 
     name: ClassVar[str]
     marker: ClassVar[bytes] = b"\n\n"
@@ -91,7 +91,7 @@ class Dialect(ABC):
     def reply_usage(self, reply: bytes) -> Usage | None:
         """The usage of a whole JSON reply. Raises msgspec.DecodeError where it is not a JSON object."""
 
-    def error_body(self, error: GatewayError, request_id: str) -> tuple[int, bytes]:  # noqa: ARG002
+    def error_body(self, error: GatewayError, request_id: str) -> tuple[int, bytes]:
         """Status and body of a failed request."""
         return error.http_status, msgspec.json.encode({"error": openai_error(error)})
 
@@ -131,10 +131,9 @@ def clean(body: Body) -> None:
         kwargs = body.get("chat_template_kwargs", dict[str, object], "an object")
         unknown = sorted(set(kwargs or ()) - TEMPLATE_KWARGS)
         if unknown:
-            raise InvalidRequest(
-                f"chat_template_kwargs.{unknown[0]} is not accepted; allowed: {', '.join(sorted(TEMPLATE_KWARGS))}",
-                param=f"chat_template_kwargs.{unknown[0]}",
-            )
+            field = f"chat_template_kwargs.{unknown[0]}"
+            allowed = ", ".join(sorted(TEMPLATE_KWARGS))
+            raise InvalidRequest(f"{field} is not accepted; allowed: {allowed}", param=field)
 
 
 def parts_text(content: object, images: list[int]) -> str:

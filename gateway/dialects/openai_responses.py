@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.base import Dialect, Request, clean, number, openai_error, parts_text, read_model
-from gateway.dialects.base import ROLES
+from gateway.dialects.base import ROLES, Dialect, Request, clean, number, openai_error, parts_text, read_model
 from gateway.dialects.body import Body
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.relay.sse import Usage

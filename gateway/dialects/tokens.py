@@ -18,8 +18,8 @@ class Tokens(Dialect):
         clean(body)
         return Request(body, model, False, lambda: NO_CONVERSATION, output_tokens=0)
 
-    def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:  # noqa: ARG002
+    def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:
         return None
 
-    def reply_usage(self, reply: bytes) -> Usage | None:  # noqa: ARG002
+    def reply_usage(self, reply: bytes) -> Usage | None:
         return None

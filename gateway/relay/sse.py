@@ -37,7 +37,7 @@ def boundary(data: bytes) -> int:
     lf = data.rfind(b"\n\n") + 2
     crlf = data.rfind(b"\n\r\n") + 3
     cr = data.rfind(b"\r\r") + 2
-    return max(lf if lf > 1 else 0, crlf if crlf > 2 else 0, cr if cr > 1 else 0)  # noqa: PLR2004
+    return max(lf if lf > 1 else 0, crlf if crlf > 2 else 0, cr if cr > 1 else 0)
 
 
 def split_events(data: bytes) -> list[bytes]:

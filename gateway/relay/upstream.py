@@ -13,9 +13,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast
-from urllib.parse import urlsplit
 
 import httptools
+
+from engines.address import Address
 
 HIGH_WATER = 256 * 1024
 # vLLM closes a connection that was idle for 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): let go of ours before.
@@ -56,42 +57,6 @@ class TimedOut(Exception):
         self.limit = limit
         self.seconds = seconds
         self.started = started
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where an engine listens: host and port, or a unix socket; `base` is the path before the route's."""
-
-    host: str
-    port: int
-    tls: bool = False
-    uds: str | None = None
-    base: str = ""
-
-    @classmethod
-    def parse(cls, url: str) -> Address:
-        """`http://h:p[/base]`, `https://h[:p][/base]` or `unix:/path`. Raises ValueError."""
-        if url.startswith("unix:"):
-            path = url.removeprefix("unix:").removeprefix("//")
-            if not path.startswith("/"):
-                raise ValueError("a unix socket is written unix:/path/to.sock")
-            return cls("localhost", 0, uds=path)
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise ValueError("an engine's url is http://host:port, https://host or unix:/path/to.sock")
-        tls = parts.scheme == "https"
-        return cls(
-            parts.hostname,
-            parts.port or (443 if tls else 80),
-            tls,
-            base=parts.path.rstrip("/").removesuffix("/v1"),
-        )
-
-    @property
-    def authority(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        default = 443 if self.tls else 80
-        return host if self.uds or self.port == default else f"{host}:{self.port}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,372 @@
+"""`dualgauge.yaml` as an immutable value. Every complaint names file, line and column.
+
+Paths in the file are relative to it; `${NAME}` in a value is that environment variable.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from engines.address import Address
+from engines.spec import EngineSpec, Kind, Timeouts
+from policies import units
+from policies.document import Diagnostic, Document, ProblemsError, convert, load, unknown
+
+DEFAULT_FILE = "dualgauge.yaml"
+FIRST_ENGINE_PORT = 8101
+LAST_PORT = 65535
+SHIPPED_POLICY = re.compile(r"[a-z]+")
+NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
+ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+OnStoreFailure = Literal["closed", "open", "local"]
+
+
+class Seconds(float):
+    pass
+
+
+class Bytes(int):
+    pass
+
+
+class Share(float):
+    pass
+
+
+class HostPort:
+    """An address to listen on; `host` without brackets, `port` 0 lets the system choose."""
+
+    __slots__ = ("host", "port")
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+
+    @classmethod
+    def parse(cls, value: object) -> HostPort:
+        """`127.0.0.1:8080`, `[::1]:8080` or `localhost:8080`. Raises ValueError."""
+        host, _, port = str(value).rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not host or not port.isascii() or not port.isdigit() or int(port) > LAST_PORT:
+            raise ValueError(f"`{value}` is not an address: write 127.0.0.1:8080")
+        return cls(host, int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @property
+    def url(self) -> str:
+        """Where a client on this machine reaches it."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104
+        return f"http://{HostPort(host, self.port)}"
+
+
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class TimeoutsPart(Part, frozen=True):
+    connect: Seconds = Seconds(2)
+    first_byte: Seconds = Seconds(120)
+    idle: Seconds = Seconds(60)
+    total: Seconds = Seconds(1800)
+
+
+class EngineTimeouts(Part, frozen=True):
+    connect: Seconds | None = None
+    first_byte: Seconds | None = None
+    idle: Seconds | None = None
+    total: Seconds | None = None
+
+
+class Health(Part, frozen=True):
+    every: Seconds = Seconds(2)
+    down_after: int = 3
+    up_after: int = 1
+    stalled_after: Seconds = Seconds(30)
+
+
+class Retries(Part, frozen=True):
+    attempts: int = 3
+    budget: Share = Share(0.2)
+
+
+class Bounds(Part, frozen=True):
+    body: Bytes = Bytes(10 << 20)
+    depth: int = 64
+    nodes: int = 200_000
+    n: int = 4
+    stop: int = 16
+    logprobs: int = 20
+    prompts: int = 8
+    schema: Bytes = Bytes(64 << 10)
+
+
+class LimitsPart(Part, frozen=True):
+    store: str = "memory"
+    on_store_failure: OnStoreFailure = "local"
+    timeout: Seconds = Seconds(0.05)
+    processes: Literal["auto"] | int = "auto"
+
+
+class Telemetry(Part, frozen=True):
+    otlp: str | None = None
+    sample: Share = Share(0.1)
+    capture_content: bool = False
+
+
+class EnginePart(Part, frozen=True):
+    name: str
+    tier: str
+    kind: Kind
+    precision: str
+    model: str | None = None
+    url: str | None = None
+    port: int | None = None
+    served_model: str | None = None
+    gpu: int | None = None
+    share: Share | None = None
+    args: list[str] = []
+    env: dict[str, str] = {}
+    api_key: str | None = None
+    timeouts: EngineTimeouts = EngineTimeouts()
+
+
+class File(Part, frozen=True):
+    model: str
+    engines: list[EnginePart]
+    listen: HostPort = HostPort("127.0.0.1", 8080)
+    admin: HostPort = HostPort("127.0.0.1", 8081)
+    admin_token: str | None = None
+    workers: int = 1
+    policy: str = "default"
+    keys: str | None = None
+    tiers: list[str] = msgspec.field(default_factory=lambda: ["fast", "exact"])
+    limits: LimitsPart = LimitsPart()
+    telemetry: Telemetry = Telemetry()
+    timeouts: TimeoutsPart = TimeoutsPart()
+    health: Health = Health()
+    retries: Retries = Retries()
+    bounds: Bounds = Bounds()
+    shutdown_grace: Seconds = Seconds(120)
+
+
+class Config(msgspec.Struct, frozen=True):
+    """One deployment. `tiers` go from the least to the most precise; `policy` is a shipped name or an
+    absolute path; times are in seconds."""
+
+    path: Path
+    model: str
+    engines: tuple[EngineSpec, ...]
+    tiers: tuple[str, ...]
+    listen: HostPort
+    admin: HostPort
+    admin_token: str | None
+    workers: int
+    policy: str
+    keys: Path | None
+    limits: LimitsPart
+    telemetry: Telemetry
+    health: Health
+    retries: Retries
+    bounds: Bounds
+    shutdown_grace: float
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent
+
+
+def read(path: Path, env: Mapping[str, str] = os.environ) -> Config:
+    """Load a deployment file. Raises ProblemsError, OSError."""
+    return parse(path.read_text("utf-8"), path.resolve(), env)
+
+
+def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
+    """A deployment from text; `path` is absolute and need not exist. Raises ProblemsError."""
+    document = load(text, _shown(path), expand=lambda value: _expand(value, env))
+    file: File = convert(document, File, dec_hook=_decode)
+    problems = list(_Checks(document, file).run())
+    if any(p.severity == "error" for p in problems):
+        raise ProblemsError(problems)
+    folder = path.parent
+    policy = file.policy
+    if not SHIPPED_POLICY.fullmatch(policy):
+        policy = str(_absolute(folder, policy))
+    return Config(
+        path=path,
+        model=file.model,
+        engines=tuple(_engine(part, index, file, folder) for index, part in enumerate(file.engines)),
+        tiers=tuple(file.tiers),
+        listen=file.listen,
+        admin=file.admin,
+        admin_token=file.admin_token,
+        workers=file.workers,
+        policy=policy,
+        keys=_absolute(folder, file.keys) if file.keys else None,
+        limits=file.limits,
+        telemetry=file.telemetry,
+        health=file.health,
+        retries=file.retries,
+        bounds=file.bounds,
+        shutdown_grace=file.shutdown_grace,
+    )
+
+
+def _engine(part: EnginePart, index: int, file: File, folder: Path) -> EngineSpec:
+    own, common = part.timeouts, file.timeouts
+    model = part.model
+    if model is not None and model.startswith(("/", "./", "../", "~")):
+        model = str(_absolute(folder, model))
+    return EngineSpec(
+        name=part.name,
+        tier=part.tier,
+        kind=part.kind,
+        url=part.url or f"http://127.0.0.1:{part.port or FIRST_ENGINE_PORT + index}",
+        served_model=part.served_model or file.model,
+        precision=part.precision,
+        model=model,
+        gpu=part.gpu,
+        share=part.share,
+        args=tuple(part.args),
+        env=dict(part.env),
+        api_key=part.api_key,
+        timeouts=Timeouts(
+            connect=_or(own.connect, common.connect),
+            first_byte=_or(own.first_byte, common.first_byte),
+            idle=_or(own.idle, common.idle),
+            total=_or(own.total, common.total),
+        ),
+    )
+
+
+def _or(own: float | None, common: float) -> float:
+    return common if own is None else own
+
+
+def _absolute(folder: Path, path: str) -> Path:
+    return Path(os.path.normpath(folder / Path(path).expanduser()))
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def _expand(value: str, env: Mapping[str, str]) -> str:
+    def lookup(match: re.Match[str]) -> str:
+        if match[1] not in env:
+            raise ValueError(f"the environment variable {match[1]} is not set")
+        return env[match[1]]
+
+    return ENV.sub(lookup, value)
+
+
+def _decode(kind: Any, value: Any) -> Any:
+    if kind is Seconds:
+        return Seconds(units.duration(value))
+    if kind is Bytes:
+        return Bytes(units.size(value))
+    if kind is Share:
+        return Share(units.share(value))
+    if kind is HostPort:
+        return HostPort.parse(value)
+    raise NotImplementedError(f"no way to read a {kind}")
+
+
+class _Checks:
+    """What types cannot say: names, references between keys, and what would be unsafe."""
+
+    def __init__(self, document: Document, file: File) -> None:
+        self._at = document.problem
+        self._file = file
+
+    def run(self) -> list[Diagnostic]:
+        file = self._file
+        found: list[Diagnostic] = []
+        if not file.engines:
+            found.append(self._at(("engines",), "no engine: name at least one"))
+        if len(set(file.tiers)) < len(file.tiers) or not file.tiers:
+            found.append(self._at(("tiers",), "name each tier once, from the least to the most precise"))
+        for index, tier in enumerate(file.tiers):
+            if not NAME.fullmatch(tier):
+                found.append(self._at(("tiers", index), f"`{tier}` cannot be a tier's name"))
+        if not file.model or ":" in file.model or not file.model.isascii() or not file.model.isprintable():
+            found.append(self._at(("model",), "a model's name is printable ASCII without a colon"))
+        if file.keys is None and not file.listen.loopback:
+            message = f"{file.listen} can be reached by others: add `keys: keys.yaml`, or listen on 127.0.0.1"
+            found.append(self._at(("listen",), message))
+        if file.admin_token is None and not file.admin.loopback:
+            message = f"{file.admin} can be reached by others: add `admin_token: ${{NAME}}`, or use 127.0.0.1"
+            found.append(self._at(("admin",), message))
+        if file.listen.port and file.listen.port == file.admin.port:
+            found.append(self._at(("admin",), f"port {file.admin.port} is `listen`'s already"))
+        if file.workers < 1:
+            found.append(self._at(("workers",), "at least 1"))
+        if file.workers > 1 and file.limits.store == "memory":
+            found.append(
+                self._at(("workers",), "several workers share limits: set `limits: {store: redis://…}`")
+            )
+        found.extend(self._figures())
+        for index, engine in enumerate(file.engines):
+            found.extend(self._engine(index, engine))
+        return found
+
+    def _figures(self) -> list[Diagnostic]:
+        file = self._file
+        low = {
+            ("retries", "attempts"): file.retries.attempts,
+            ("health", "down_after"): file.health.down_after,
+            ("health", "up_after"): file.health.up_after,
+            ("health", "every"): file.health.every * 100,
+            ("bounds", "body"): file.bounds.body,
+        }
+        return [self._at(path, "must be larger") for path, value in low.items() if value < 1]
+
+    def _engine(self, index: int, engine: EnginePart) -> list[Diagnostic]:
+        file, at = self._file, ("engines", index)
+        found: list[Diagnostic] = []
+        if not NAME.fullmatch(engine.name):
+            found.append(self._at((*at, "name"), "use letters, digits, dots, dashes; 63 at most"))
+        if engine.name in [e.name for e in file.engines[:index]]:
+            found.append(self._at((*at, "name"), f"`{engine.name}` is another engine's name already"))
+        if engine.tier not in file.tiers:
+            found.append(self._at((*at, "tier"), unknown("tier", engine.tier, file.tiers)))
+        if engine.kind in ("external", "hosted") and engine.url is None and engine.kind == "external":
+            found.append(self._at(at, "an external engine needs its `url`"))
+        if engine.kind in ("vllm", "llama.cpp"):
+            if engine.model is None:
+                found.append(self._at(at, "which `model` should it serve? A hub name or a folder"))
+            if engine.url is not None:
+                found.append(self._at((*at, "url"), "this engine is started here: give its `port` instead"))
+            port = engine.port or FIRST_ENGINE_PORT + index
+            if port in (file.listen.port, file.admin.port):
+                found.append(self._at((*at, "port"), f"port {port} is the gateway's own"))
+            others = [
+                e.port or FIRST_ENGINE_PORT + i for i, e in enumerate(file.engines[:index]) if e.url is None
+            ]
+            if port in others:
+                found.append(self._at((*at, "port"), f"port {port} is another engine's already"))
+        if engine.url is not None:
+            try:
+                Address.parse(engine.url)
+            except ValueError as exc:
+                found.append(self._at((*at, "url"), str(exc)))
+        return found
