@@ -1,0 +1,172 @@
+"""Who is calling: keys to tenants. Fails closed: a key that is not found, revoked or expired is nobody.
+
+A key is looked up by its SHA-256 digest, and the same work is done whether or not it exists.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import hmac
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from gateway.config import NAME, Part
+from gateway.errors import InvalidKey
+from policies.document import Diagnostic, ProblemsError, convert, load, unknown
+
+ANONYMOUS = "anonymous"
+_NO_DIGEST = b"\0" * 32
+DIGEST_BYTES = 32
+
+
+class Tenant(msgspec.Struct, frozen=True):
+    """`tiers` and `models` are what it may use, None: all. `expires` is a Unix time."""
+
+    name: str
+    plan: str = "default"
+    tags: frozenset[str] = frozenset()
+    tiers: frozenset[str] | None = None
+    models: frozenset[str] | None = None
+    expires: float | None = None
+    disabled: bool = False
+
+    def may_use(self, tier: str) -> bool:
+        return self.tiers is None or tier in self.tiers
+
+
+class _Key(Part, frozen=True):
+    name: str
+    sha256: str | None = None
+    key: str | None = None
+    plan: str = "default"
+    tags: list[str] = msgspec.field(default_factory=list)
+    tiers: list[str] | None = None
+    models: list[str] | None = None
+    expires: str | None = None
+    disabled: bool = False
+
+
+class _File(Part, frozen=True):
+    keys: list[_Key]
+
+
+class Keyring:
+    """An immutable snapshot of a key file; `None` as the table means that no key is asked."""
+
+    def __init__(self, tenants: Mapping[bytes, Tenant] | None, warnings: tuple[Diagnostic, ...] = ()) -> None:
+        self._tenants = tenants
+        self.warnings = warnings
+        self._anonymous = Tenant(ANONYMOUS)
+
+    @property
+    def tenants(self) -> tuple[Tenant, ...]:
+        return (self._anonymous,) if self._tenants is None else tuple(self._tenants.values())
+
+    def authenticate(self, presented: bytes | None, now: float) -> Tenant:
+        """The tenant of a presented key. Raises InvalidKey, with one text for every reason."""
+        if self._tenants is None:
+            return self._anonymous
+        digest = hashlib.sha256(presented or b"").digest()
+        tenant = self._tenants.get(digest)
+        found = hmac.compare_digest(digest, digest if tenant is not None else _NO_DIGEST)
+        expires = tenant.expires if tenant is not None else None
+        valid = tenant is not None and not tenant.disabled and (expires is None or now < expires)
+        if not (found and valid and presented) or tenant is None:
+            raise InvalidKey(
+                "the API key is missing, unknown or no longer valid: send it as `Authorization: Bearer …`"
+            )
+        return tenant
+
+
+def presented_key(headers: list[tuple[bytes, bytes]]) -> bytes | None:
+    """The key of `Authorization: Bearer`, else of `x-api-key`."""
+    from_header: bytes | None = None
+    for name, value in headers:
+        if name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            return key.strip() if scheme.lower() == b"bearer" else b""
+        if name == b"x-api-key":
+            from_header = value.strip()
+    return from_header
+
+
+def read_keys(path: Path | None, *, tiers: tuple[str, ...], loopback: bool) -> Keyring:
+    """Load a key file. Raises ProblemsError, OSError."""
+    if path is None:
+        return Keyring(None)
+    return parse_keys(path.read_text("utf-8"), str(path), tiers=tiers, loopback=loopback)
+
+
+def parse_keys(text: str, file: str, *, tiers: tuple[str, ...], loopback: bool) -> Keyring:
+    """A keyring from the text of a key file. Raises ProblemsError."""
+    document = load(text, file)
+    problems: list[Diagnostic] = []
+    tenants: dict[bytes, Tenant] = {}
+    names: set[str] = set()
+    parsed: _File = convert(document, _File)
+    for index, key in enumerate(parsed.keys):
+        at = ("keys", index)
+        if not NAME.fullmatch(key.name):
+            problems.append(document.problem((*at, "name"), "use letters, digits, dots, dashes; 63 at most"))
+        if key.name in names:
+            problems.append(document.problem((*at, "name"), f"`{key.name}` is another key's name already"))
+        names.add(key.name)
+        for position, tier in enumerate(key.tiers or ()):
+            if tier not in tiers:
+                problems.append(document.problem((*at, "tiers", position), unknown("tier", tier, tiers)))
+        digest = _NO_DIGEST
+        expires: float | None = None
+        try:
+            digest = _digest(key)
+            expires = _expiry(key.expires)
+        except ValueError as exc:
+            problems.append(document.problem(at, str(exc)))
+        if digest in tenants:
+            problems.append(document.problem(at, "the same key twice"))
+        if key.key is not None and not loopback:
+            message = f"the key `{key.name}` stands here in plain text: write its sha256 instead"
+            problems.append(document.problem((*at, "key"), message, severity="warning"))
+        tenants[digest] = Tenant(
+            name=key.name,
+            plan=key.plan,
+            tags=frozenset(key.tags),
+            tiers=None if key.tiers is None else frozenset(key.tiers),
+            models=None if key.models is None else frozenset(key.models),
+            expires=expires,
+            disabled=key.disabled,
+        )
+    if any(p.severity == "error" for p in problems):
+        raise ProblemsError(problems)
+    return Keyring(tenants, tuple(problems))
+
+
+def _digest(key: _Key) -> bytes:
+    if (key.sha256 is None) == (key.key is None):
+        raise ValueError("give either `sha256` or `key`")
+    if key.key is not None:
+        if not key.key.strip():
+            raise ValueError("`key` is empty")
+        return hashlib.sha256(key.key.strip().encode()).digest()
+    assert key.sha256 is not None
+    try:
+        digest = bytes.fromhex(key.sha256)
+    except ValueError:
+        digest = b""
+    if len(digest) != DIGEST_BYTES:
+        raise ValueError("`sha256` is 64 hexadecimal digits: printf %s KEY | sha256sum")
+    return digest
+
+
+def _expiry(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"`{text}` is not a date: write 2027-01-01 or 2027-01-01T12:00:00+00:00") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=dt.UTC)
+    return moment.timestamp()
