@@ -1,0 +1,1 @@
+"""The policy language: facts in, decision out. Pure: no I/O, no clock, no globals."""

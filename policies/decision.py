@@ -10,6 +10,8 @@ from typing import Literal
 SignalValue = float | int | bool | str
 NO_SIGNALS: Mapping[str, SignalValue] = MappingProxyType({})
 PINNED_RULE = "pinned"
+DEFAULT_WAITING = 8
+DEFAULT_KV = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +35,27 @@ class Busy:
     """
 
     use: str
-    waiting: int = 8
-    kv: float = 0.95
+    waiting: int = DEFAULT_WAITING
+    kv: float = DEFAULT_KV
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """What a rule changes in the request: `max_tokens` is an upper bound, `temperature` is set."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+
+
+NO_EDITS = Edits()
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Which tier, by which rule, why, and under which contract."""
+    """Which tier, by which rule, why, and under which contract.
+
+    `priority` is the engine's (lower is earlier), `trace` asks for a trace whatever the sampling.
+    """
 
     tier: str
     rule: str
@@ -48,6 +64,9 @@ class Decision:
     if_busy: Busy | None = None
     reasons: tuple[str, ...] = ()
     signals: Mapping[str, SignalValue] = field(default_factory=lambda: NO_SIGNALS)
+    priority: int = 0
+    trace: bool = False
+    edits: Edits = NO_EDITS
 
 
 def pinned(tier: str, policy_hash: str) -> Decision:

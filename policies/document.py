@@ -201,7 +201,7 @@ class _Composer:
             self._refuse_tag(event.tag, at)
             node = self._sequence(events, at, depth)
         else:
-            assert isinstance(event, yaml.MappingStartEvent)  # noqa: S101
+            assert isinstance(event, yaml.MappingStartEvent)
             self._refuse_tag(event.tag, at)
             node = self._mapping(events, at, depth)
         if node.size > MAX_NODES:

@@ -1,0 +1,215 @@
+"""From the text of a policy to a `Policy`: names are resolved, conditions become closures."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from policies import checks
+from policies.decision import Edits
+from policies.document import ProblemsError, load
+from policies.facts import Facts
+from policies.policy import Condition, Policy, Rule
+from policies.signals import SIGNALS, Memo
+from policies.syntax import (
+    COMPARISONS,
+    AllOf,
+    AnyOf,
+    ClassName,
+    Expression,
+    FieldTest,
+    Not,
+    SignalTest,
+    read,
+    text_of,
+)
+
+TIERS = ("fast", "exact")
+
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "at_least": operator.ge,
+    "above": operator.gt,
+    "at_most": operator.le,
+    "below": operator.lt,
+    "equals": operator.eq,
+    "in": lambda value, values: value in values,
+}
+
+
+def compile_policy(text: str, file: str, *, tiers: Sequence[str] = TIERS) -> Policy:
+    """The policy that a YAML text says, immutable and ready to decide.
+
+    `tiers` are the deployment's, from the least to the most precise. Raises ProblemsError with every error;
+    what is only suspicious ends up in the policy's `warnings`.
+    """
+    document = load(text, file)
+    syntax, problems = read(document, tiers)
+    problems += checks.check(document, syntax)
+    errors = [problem for problem in problems if problem.severity == "error"]
+    if errors:
+        raise ProblemsError(problems)
+    policy_hash = hashlib.sha256(text.encode("utf-8")).hexdigest()[:12]
+    compiler = _Compiler(syntax.classes)
+    rules = tuple(
+        Rule(
+            name=rule.name,
+            when=None if rule.when is None else compiler.condition(rule.when),
+            send=rule.send,
+            contract=rule.contract,
+            busy=rule.busy,
+            priority=rule.priority,
+            trace=rule.trace,
+            edits=Edits(rule.max_tokens, rule.temperature),
+        )
+        for rule in syntax.rules
+    )
+    return Policy(
+        file=file,
+        hash=policy_hash,
+        rules=rules,
+        plans=syntax.plans,
+        affinity=syntax.affinity,
+        warnings=tuple(sorted(problems)),
+        signals=frozenset(compiler.signals),
+        header_names=frozenset(compiler.headers),
+    )
+
+
+class _Compiler:
+    def __init__(self, classes: Mapping[str, Expression]) -> None:
+        self._classes = classes
+        self._conditions: dict[str, Condition] = {}
+        self.signals: set[str] = set()
+        self.headers: set[str] = set()
+
+    def condition(self, expression: Expression) -> Condition:
+        match expression:
+            case AllOf(parts):
+                return _all([self.condition(part) for part in parts])
+            case AnyOf(parts):
+                return _any([self.condition(part) for part in parts])
+            case Not(part):
+                return _not(self.condition(part))
+            case ClassName(name):
+                if name not in self._conditions:
+                    self._conditions[name] = _class(name, self.condition(self._classes[name]))
+                return self._conditions[name]
+            case SignalTest():
+                self.signals.add(expression.signal)
+                return _signal(expression)
+            case FieldTest():
+                if expression.kind == "header":
+                    self.headers.add(expression.key)
+                return _field(expression)
+
+
+def _all(parts: list[Condition]) -> Condition:
+    tests = tuple(part.test for part in parts)
+
+    def test(facts: Facts, memo: Memo) -> bool:
+        for one in tests:  # noqa: SIM110 - a generator would cost more than the tests
+            if not one(facts, memo):
+                return False
+        return True
+
+    return Condition("all", " and ".join(_bracketed(part) for part in parts), test, tuple(parts))
+
+
+def _any(parts: list[Condition]) -> Condition:
+    tests = tuple(part.test for part in parts)
+
+    def test(facts: Facts, memo: Memo) -> bool:
+        for one in tests:  # noqa: SIM110
+            if one(facts, memo):
+                return True
+        return False
+
+    return Condition("any", " or ".join(_bracketed(part) for part in parts), test, tuple(parts))
+
+
+def _bracketed(part: Condition) -> str:
+    return f"({part.text})" if part.kind in ("all", "any") and len(part.parts) > 1 else part.text
+
+
+def _not(part: Condition) -> Condition:
+    inner = part.test
+    return Condition("not", f"not {_bracketed(part)}", lambda facts, memo: not inner(facts, memo), (part,))
+
+
+def _class(name: str, part: Condition) -> Condition:
+    inner, key = part.test, f".class {name}"
+
+    def test(facts: Facts, memo: Memo) -> bool:
+        held = memo.get(key)
+        if held is None:
+            held = memo[key] = inner(facts, memo)
+        return bool(held)
+
+    return Condition("class", name, test, (part,))
+
+
+def _signal(expression: SignalTest) -> Condition:
+    name, operand = expression.signal, expression.operand
+    signal, compare = SIGNALS[name], _COMPARE[expression.op]
+    measure = signal.read
+    if signal.kind == "flag" and expression.op == "equals":
+        text = name if operand is True else f"not {name}"
+    else:
+        text = f"{name} {COMPARISONS[expression.op]} {_listed(operand)}"
+
+    def test(facts: Facts, memo: Memo) -> bool:
+        if name in memo:
+            value = memo[name]
+        else:
+            value = memo[name] = measure(facts, memo)
+        return value is not None and compare(value, operand)
+
+    return Condition("signal", text, test, signal=name)
+
+
+def _field(expression: FieldTest) -> Condition:
+    kind, key, values = expression.kind, expression.key, expression.values
+    what = f"{kind} {key}".strip()
+    if values is None:
+        asked = "given"
+    else:
+        asked = _listed(values) if len(values) == 1 else f"one of {_listed(values)}"
+    return Condition(
+        "field", f"{what} is {asked}", _field_test(kind, key, values), denied=f"{what} is not {asked}"
+    )
+
+
+def _field_test(kind: str, key: str, values: frozenset[str] | None) -> Callable[[Facts, Memo], bool]:
+    if values is None:
+        if kind == "header":
+            return lambda facts, _memo: key in facts.headers
+        return lambda facts, _memo: key in facts.metadata
+    if kind == "header":
+
+        def header(facts: Facts, _memo: Memo) -> bool:
+            value = facts.headers.get(key)
+            return value is not None and value.strip().casefold() in values
+
+        return header
+    if kind == "metadata":
+
+        def metadata(facts: Facts, _memo: Memo) -> bool:
+            value = facts.metadata.get(key)
+            return isinstance(value, str | bool | int | float) and text_of(value).strip().casefold() in values
+
+        return metadata
+    if kind == "tenant_tag":
+        return lambda facts, _memo: not values.isdisjoint(facts.tags)
+    if kind == "tenant":
+        return lambda facts, _memo: facts.tenant in values
+    if kind == "model":
+        return lambda facts, _memo: facts.model in values
+    return lambda facts, _memo: facts.dialect in values
+
+
+def _listed(operand: object) -> str:
+    if isinstance(operand, frozenset):
+        return ", ".join(sorted(map(text_of, operand)))
+    return text_of(operand)

@@ -1,0 +1,170 @@
+"""A policy: an immutable snapshot that decides. Deterministic, no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from policies.decision import NO_EDITS, Busy, Contract, Decision, Edits, SignalValue
+from policies.document import Diagnostic
+from policies.facts import Facts
+from policies.plan import Plan
+from policies.signals import SIGNALS, Memo
+
+OTHERWISE = "no rule before it held"
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A compiled condition: `test` decides, `text` says what it asks, `parts` are what it is made of.
+
+    `signal` is the name of the signal that it tests, `denied` the text of a field's test that does not hold.
+    """
+
+    kind: Literal["all", "any", "not", "class", "signal", "field"]
+    text: str
+    test: Callable[[Facts, Memo], bool]
+    parts: tuple[Condition, ...] = ()
+    signal: str = ""
+    denied: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`when` None always holds."""
+
+    name: str
+    when: Condition | None
+    send: str
+    contract: Contract
+    busy: Busy | None = None
+    priority: int = 0
+    trace: bool = False
+    edits: Edits = NO_EDITS
+
+
+@dataclass(frozen=True, slots=True)
+class RuleOutcome:
+    """A rule beside a request: `reached` is false after the rule that decided."""
+
+    name: str
+    send: str
+    held: bool
+    reached: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A decision with every signal (None: the request does not say) and every rule."""
+
+    decision: Decision
+    signals: Mapping[str, SignalValue | None]
+    used: frozenset[str]
+    rules: tuple[RuleOutcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`hash` names the content; `signals` and `header_names` are all that its rules read."""
+
+    file: str
+    hash: str
+    rules: tuple[Rule, ...]
+    plans: Mapping[str, Plan]
+    affinity: str | None
+    warnings: tuple[Diagnostic, ...]
+    signals: frozenset[str]
+    header_names: frozenset[str]
+
+    @property
+    def needs_conversation(self) -> bool:
+        """Whether deciding may read the text of a request."""
+        return any(SIGNALS[name].reads_text for name in self.signals)
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """Every tier that a rule sends to or falls back to."""
+        named = ((rule.send, rule.contract.use, rule.busy.use if rule.busy else None) for rule in self.rules)
+        return frozenset(tier for tiers in named for tier in tiers if tier is not None)
+
+    def decide(self, facts: Facts) -> Decision:
+        """The first rule that holds decides; the last one always holds."""
+        memo: Memo = {}
+        for rule in self.rules:
+            when = rule.when
+            if when is None or when.test(facts, memo):
+                return self._decision(rule, facts, memo)
+        raise AssertionError("the last rule of a policy has no condition")
+
+    def explain(self, facts: Facts) -> Explanation:
+        """How `facts` are decided: every signal measured, every rule looked at."""
+        memo: Memo = {}
+        signals = {name: signal.read(facts, memo) for name, signal in SIGNALS.items()}
+        memo.update(signals)
+        outcomes: list[RuleOutcome] = []
+        decided: Rule | None = None
+        for rule in self.rules:
+            held = rule.when is None or rule.when.test(facts, memo)
+            if rule.when is None:
+                reasons: tuple[str, ...] = (OTHERWISE,)
+            else:
+                reasons = tuple(_reasons(rule.when, held, facts, memo))
+            outcomes.append(RuleOutcome(rule.name, rule.send, held, decided is None, reasons))
+            if held and decided is None:
+                decided = rule
+        return Explanation(self.decide(facts), MappingProxyType(signals), self.signals, tuple(outcomes))
+
+    def _decision(self, rule: Rule, facts: Facts, memo: Memo) -> Decision:
+        reasons = (OTHERWISE,) if rule.when is None else tuple(_reasons(rule.when, True, facts, memo))
+        signals = {name: value for name, value in memo.items() if name[0] != "." and value is not None}
+        return Decision(
+            rule.send,
+            rule.name,
+            rule.contract,
+            self.hash,
+            rule.busy,
+            reasons,
+            MappingProxyType(signals),
+            rule.priority,
+            rule.trace,
+            rule.edits,
+        )
+
+
+def _reasons(condition: Condition, held: bool, facts: Facts, memo: Memo) -> Iterator[str]:
+    """Why a condition holds, or why it does not: the tests that settled it, with what was measured."""
+    if condition.kind == "class":
+        inner = ", ".join(_reasons(condition.parts[0], held, facts, memo))
+        yield f"{condition.text}: {inner}" if held else f"not {condition.text}: {inner}"
+    elif condition.kind == "not":
+        yield from _reasons(condition.parts[0], not held, facts, memo)
+    elif condition.kind in ("all", "any"):
+        # `all` that holds and `any` that does not are settled by every part, the others by the first.
+        settled_by_one = (condition.kind == "any") == held
+        for part in condition.parts:
+            if part.test(facts, memo) == held:
+                yield from _reasons(part, held, facts, memo)
+                if settled_by_one:
+                    return
+    elif condition.kind == "signal":
+        yield _measured(condition, held, memo)
+    else:
+        yield condition.text if held else condition.denied
+
+
+def _measured(condition: Condition, held: bool, memo: Memo) -> str:
+    value = memo[condition.signal]
+    if value is None:
+        return f"{condition.signal} is not given, asked: {condition.text}"
+    if isinstance(value, bool):
+        return f"{condition.signal} is {'true' if value else 'false'}"
+    shown = f"{value:.2f}" if isinstance(value, float) else str(value)
+    comparison = condition.text[len(condition.signal) + 1 :]
+    return (
+        f"{condition.signal} {shown} {comparison}"
+        if held
+        else f"{condition.signal} {shown}, not {comparison}"
+    )
