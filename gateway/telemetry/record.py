@@ -1,0 +1,59 @@
+"""What is known of one request when it ends. Facts only: no prompt, no reply, no key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.relay.sse import Usage
+
+Outcome = Literal[
+    "ok", "client_error", "limited", "unavailable", "engine_error", "timeout", "cancelled", "internal_error"
+]
+
+
+@dataclass(slots=True)
+class TraceIds:
+    """W3C trace context of one request: ours, and the caller's span where it sent one. Hex ids as integers."""
+
+    trace: int
+    server_span: int
+    client_span: int
+    parent_span: int | None
+    sampled: bool
+    state: bytes | None = None
+
+
+@dataclass(slots=True)
+class Record:
+    """Filled in on the way, read once at the end. Times are monotonic seconds; `started_ns` is Unix time in
+    nanoseconds. An empty tier means that the request ended before it had one."""
+
+    request_id: str
+    started: float
+    started_ns: int
+    method: str = ""
+    route: str = ""
+    dialect: str = "none"
+    tenant: str = ""
+    model: str = ""
+    stream: bool = False
+    tier: str = ""
+    engine: str = ""
+    precision: str = ""
+    rule: str = ""
+    reason: str = ""
+    policy_hash: str = ""
+    degraded: bool = False
+    degraded_because: str = ""
+    status: int = 0
+    outcome: Outcome = "ok"
+    error_code: str = ""
+    attempts: int = 0
+    usage: Usage | None = None
+    decide_seconds: float | None = None
+    queue_seconds: float = 0.0
+    asked: float | None = None
+    first_token: float | None = None
+    ended: float = 0.0
+    trace: TraceIds | None = None
