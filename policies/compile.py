@@ -154,10 +154,11 @@ def _signal(expression: SignalTest) -> Condition:
     name, operand = expression.signal, expression.operand
     signal, compare = SIGNALS[name], _COMPARE[expression.op]
     measure = signal.read
+    asked = f"{COMPARISONS[expression.op]} {_listed(operand)}".strip()
     if signal.kind == "flag" and expression.op == "equals":
         text = name if operand is True else f"not {name}"
     else:
-        text = f"{name} {COMPARISONS[expression.op]} {_listed(operand)}"
+        text = f"{name} {'is ' if expression.op in ('equals', 'in') else ''}{asked}"
 
     def test(facts: Facts, memo: Memo) -> bool:
         if name in memo:
@@ -166,7 +167,7 @@ def _signal(expression: SignalTest) -> Condition:
             value = memo[name] = measure(facts, memo)
         return value is not None and compare(value, operand)
 
-    return Condition("signal", text, test, signal=name)
+    return Condition("signal", text, test, signal=name, asked=asked)
 
 
 def _field(expression: FieldTest) -> Condition:

@@ -14,13 +14,15 @@ from policies.plan import Plan
 from policies.signals import SIGNALS, Memo
 
 OTHERWISE = "no rule before it held"
+ALWAYS = "it has no `when`"
 
 
 @dataclass(frozen=True, slots=True)
 class Condition:
     """A compiled condition: `test` decides, `text` says what it asks, `parts` are what it is made of.
 
-    `signal` is the name of the signal that it tests, `denied` the text of a field's test that does not hold.
+    `signal` is the name of the signal that it tests and `asked` what of it, `denied` the text of a field's
+    test that does not hold.
     """
 
     kind: Literal["all", "any", "not", "class", "signal", "field"]
@@ -28,6 +30,7 @@ class Condition:
     test: Callable[[Facts, Memo], bool]
     parts: tuple[Condition, ...] = ()
     signal: str = ""
+    asked: str = ""
     denied: str = ""
 
 
@@ -109,7 +112,7 @@ class Policy:
         for rule in self.rules:
             held = rule.when is None or rule.when.test(facts, memo)
             if rule.when is None:
-                reasons: tuple[str, ...] = (OTHERWISE,)
+                reasons: tuple[str, ...] = (OTHERWISE if decided is None else ALWAYS,)
             else:
                 reasons = tuple(_reasons(rule.when, held, facts, memo))
             outcomes.append(RuleOutcome(rule.name, rule.send, held, decided is None, reasons))
@@ -162,9 +165,6 @@ def _measured(condition: Condition, held: bool, memo: Memo) -> str:
     if isinstance(value, bool):
         return f"{condition.signal} is {'true' if value else 'false'}"
     shown = f"{value:.2f}" if isinstance(value, float) else str(value)
-    comparison = condition.text[len(condition.signal) + 1 :]
-    return (
-        f"{condition.signal} {shown} {comparison}"
-        if held
-        else f"{condition.signal} {shown}, not {comparison}"
-    )
+    if condition.asked[0] in "<>":
+        return f"{condition.signal} {shown}{'' if held else ', not'} {condition.asked}"
+    return f"{condition.signal} is {shown}" + ("" if held else f", not {condition.asked}")

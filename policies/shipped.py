@@ -1,8 +1,11 @@
-"""The policies that come with the package."""
+"""The policies that come with the package, and policy texts by name or path."""
 
 from __future__ import annotations
 
 from importlib import resources
+from pathlib import Path
+
+from policies.document import Diagnostic, ProblemsError
 
 SHIPPED = ("default", "strict", "thrifty")
 
@@ -13,3 +16,14 @@ def shipped(name: str) -> tuple[str, str]:
         raise KeyError(name)
     file = resources.files("policies") / f"{name}.yaml"
     return file.read_text(encoding="utf-8"), str(file)
+
+
+def policy_text(policy: str) -> tuple[str, str]:
+    """Text and file name of a policy given as a shipped name or a path. Raises OSError, ProblemsError."""
+    if policy in SHIPPED:
+        return shipped(policy)
+    try:
+        return Path(policy).read_bytes().decode("utf-8"), policy
+    except UnicodeDecodeError as error:
+        message = f"not UTF-8: byte {error.start} cannot be read"
+        raise ProblemsError([Diagnostic(policy, 1, 1, "error", message)]) from None

@@ -18,7 +18,7 @@ from policies.signals import DIALECTS, SIGNALS, Signal
 
 TOP_KEYS = ("version", "classes", "rules", "affinity", "plans")
 RULE_KEYS = ("name", "when", "send", "if_busy", "if_unavailable", "priority", "trace", "cap", "set")
-COMPARISONS = {"at_least": ">=", "above": ">", "at_most": "<=", "below": "<", "equals": "=", "in": "in"}
+COMPARISONS = {"at_least": ">=", "above": ">", "at_most": "<=", "below": "<", "equals": "", "in": "one of"}
 PAIRS = ("header", "metadata")
 NAMES = ("tenant_tag", "tenant", "model", "dialect")
 TESTS = ("signal", *PAIRS, *NAMES, "all", "any", "not")
