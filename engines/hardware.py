@@ -1,0 +1,157 @@
+"""What the machine has: NVIDIA GPUs, cores, memory, disk. Reading it needs no package of NVIDIA's."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 1 << 20
+GIB = 1 << 30
+FIELDS = ("index", "name", "memory.total", "memory.free")
+QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")
+CAPABILITY_QUERY = ("nvidia-smi", "--query-gpu=index,compute_cap", "--format=csv,noheader,nounits")
+
+Runner = Callable[[Sequence[str]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One NVIDIA GPU; `total` and `free` are bytes, `capability` is CUDA's, as in (8, 9)."""
+
+    index: int
+    name: str
+    total: int
+    free: int
+    capability: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """`cpus` are the cores this process may use, by the kernel's numbers; `memory` and `available` are bytes.
+
+    `cpu_flags` is empty where the system does not tell them. Memory limits of a container are counted in.
+    """
+
+    gpus: tuple[Gpu, ...]
+    cpus: tuple[int, ...]
+    memory: int
+    available: int
+    architecture: str = "x86_64"
+    cpu_flags: frozenset[str] = frozenset()
+
+
+def parse_gpus(text: str, capabilities: str = "") -> tuple[Gpu, ...]:
+    """GPUs from what `QUERY` printed, by index; lines without memory figures (MIG, lost GPUs) are left out.
+
+    `capabilities` is what `CAPABILITY_QUERY` printed, or nothing: drivers before 510 do not know it.
+    """
+    known = dict(filter(None, map(_capability, capabilities.splitlines())))
+    gpus = []
+    for line in text.splitlines():
+        index, _, rest = line.partition(",")
+        name, _, figures = rest.strip().partition(",")
+        while figures.count(",") > 1:  # a name may hold a comma; the last two fields are the figures
+            more, _, figures = figures.partition(",")
+            name = f"{name},{more}"
+        try:
+            total, free = (int(figure) * MIB for figure in figures.split(","))
+            number = int(index)
+        except ValueError:
+            continue
+        gpus.append(Gpu(number, name.strip(), total, free, known.get(number)))
+    return tuple(sorted(gpus, key=lambda gpu: gpu.index))
+
+
+def _capability(line: str) -> tuple[int, tuple[int, int]] | None:
+    try:
+        index, version = line.split(",")
+        major, minor = version.strip().split(".")
+        return int(index), (int(major), int(minor))
+    except ValueError:
+        return None
+
+
+def run(command: Sequence[str]) -> str:
+    """The command's output; empty where it is missing, fails or does not answer in 20 s."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def gpus(runner: Runner = run) -> tuple[Gpu, ...]:
+    """The GPUs that nvidia-smi sees; none where there is no driver."""
+    listed = runner(QUERY)
+    return parse_gpus(listed, runner(CAPABILITY_QUERY)) if listed else ()
+
+
+def parse_meminfo(text: str) -> tuple[int, int]:
+    """Total and available bytes from /proc/meminfo."""
+    found = {}
+    for line in text.splitlines():
+        key, _, rest = line.partition(":")
+        amount = rest.split()
+        if key in ("MemTotal", "MemAvailable") and amount:
+            found[key] = int(amount[0]) * 1024
+    total = found.get("MemTotal", 0)
+    return total, found.get("MemAvailable", total)
+
+
+def parse_cpu_flags(text: str) -> frozenset[str]:
+    """Instruction-set names of the first core in /proc/cpuinfo."""
+    for line in text.splitlines():
+        key, _, rest = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return frozenset(rest.split())
+    return frozenset()
+
+
+def look(runner: Runner = run, *, root: Path = Path("/")) -> Machine:
+    """The machine as it is now. `root` is where proc and sys are found."""
+    total, available = parse_meminfo(_read(root / "proc/meminfo"))
+    limit, used = _cgroup(root)
+    if limit is not None and limit < total:
+        total, available = limit, min(available, max(0, limit - used))
+    return Machine(
+        gpus=gpus(runner),
+        cpus=tuple(sorted(os.sched_getaffinity(0))),
+        memory=total,
+        available=available,
+        architecture=platform.machine(),
+        cpu_flags=parse_cpu_flags(_read(root / "proc/cpuinfo")),
+    )
+
+
+def _cgroup(root: Path) -> tuple[int | None, int]:
+    """This container's memory limit and what it uses, in bytes (cgroup v2); no limit: (None, 0)."""
+    folder = root / "sys/fs/cgroup"
+    try:
+        return int(_read(folder / "memory.max")), int(_read(folder / "memory.current"))
+    except ValueError:
+        return None, 0
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def disk_free(path: Path) -> tuple[int, Path]:
+    """Bytes that this user can still write where `path` is or would be, and the folder that exists there."""
+    folder = path.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free, folder
+
+
+def gib(count: int) -> str:
+    """Bytes for people: `14.2 GiB`."""
+    return f"{count / GIB:.1f} GiB"

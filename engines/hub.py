@@ -1,0 +1,56 @@
+"""Models by their hub name: fetched once by the engine environment's client, then taken from the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from engines import hub_fetch
+
+Progress = Callable[[int, int], None]
+
+
+class FetchError(Exception):
+    """A model that cannot be had; the message says why and what to do."""
+
+
+def fetch(model: str, python: Path, progress: Progress, env: Mapping[str, str] = os.environ) -> Path:
+    """The folder of a model, downloaded where it is not in the cache. `progress` gets bytes: done, total.
+
+    Raises FetchError. Interrupted, it goes on from where it was.
+    """
+    command = [str(python), "-I", hub_fetch.__file__, model]
+    folder = error = None
+    with (
+        tempfile.TemporaryFile("w+") as complaints,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            env=dict(env),
+        ) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                said = json.loads(line)
+                if "done" in said:
+                    progress(said["done"], said["total"])
+                folder, error = said.get("folder", folder), said.get("error", error)
+            process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        complaints.seek(0)
+        complaint = complaints.read()
+    if folder is not None and process.returncode == 0:
+        return Path(folder)
+    if error is None:
+        last = complaint.strip().rpartition("\n")[2]
+        error = f"{model}: the download ended with exit code {process.returncode}: {last}"
+    raise FetchError(error)

@@ -1,0 +1,200 @@
+"""One deployment while it runs: engines in turn, then the gateway; at the end the other way round.
+
+The gateway drains first (no new requests, the running ones finish), the engines end after it. Whatever goes
+wrong on the way up, nothing is left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engines import runfile, vllm
+from engines.launch import Command, EngineProbe, HealthProbe, Launcher, StartError, rotate
+from engines.plan import Placement, Plan
+from engines.runfile import Paths, Run, UnitState
+from engines.supervise import Supervisor, Unit
+from gateway.config import Config
+
+GATEWAY = "gateway"
+ENGINE_START = 1800.0
+ENGINE_STOP = vllm.SHUTDOWN + 10.0
+GATEWAY_START = 60.0
+GATEWAY_MARGIN = 5.0
+
+Listener = Callable[[Run], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """All that a start needs: what runs where, with which interpreter, from which folder or hub name."""
+
+    config: Config
+    plan: Plan
+    python: Path | None
+    models: Mapping[str, str]
+    listen: str | None = None
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.listening}/v1"
+
+    @property
+    def listening(self) -> str:
+        """The gateway's address as a client on this machine writes it."""
+        if self.listen is None:
+            return self.config.listen.url
+        return type(self.config.listen).parse(self.listen).url
+
+
+def engine_units(prepared: Prepared, paths: Paths, env: Mapping[str, str] = os.environ) -> list[Unit]:
+    """One unit for each engine that we start, in the order of starting."""
+    return [_engine_unit(placement, prepared, paths, env) for placement in prepared.plan.placements]
+
+
+def _engine_unit(placement: Placement, prepared: Prepared, paths: Paths, env: Mapping[str, str]) -> Unit:
+    spec = placement.spec
+    if prepared.python is None:
+        raise ValueError("engines need an environment")
+    return Unit(
+        name=spec.name,
+        url=spec.url,
+        command=vllm.command(placement, prepared.python, prepared.models[spec.name], env),
+        log=paths.log(spec.name),
+        device=placement.device,
+        probe=lambda: EngineProbe(spec.url, spec.served_model, spec.api_key),
+        timeout=ENGINE_START,
+        grace=ENGINE_STOP,
+        tier=spec.tier,
+    )
+
+
+def gateway_unit(prepared: Prepared, paths: Paths, env: Mapping[str, str] = os.environ) -> Unit:
+    config, url = prepared.config, prepared.listening
+    # -P: a folder called `gateway` where the operator stands is not ours
+    argv = (sys.executable, "-P", "-m", "gateway.cli", "serve", "--config", str(config.path))
+    override = ("--listen", prepared.listen) if prepared.listen else ()
+    return Unit(
+        name=GATEWAY,
+        url=url,
+        command=Command((*argv, *override), {**env, "PYTHONUNBUFFERED": "1"}),
+        log=paths.log(GATEWAY),
+        device=GATEWAY,
+        probe=lambda: HealthProbe(url, "/healthz"),
+        timeout=GATEWAY_START,
+        grace=config.shutdown_grace + GATEWAY_MARGIN,
+    )
+
+
+class Deployment:
+    """Drives a supervisor and keeps the run file. `listener` hears of every change."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        paths: Paths,
+        launcher: Launcher,
+        listener: Listener,
+        *,
+        engines: Sequence[Unit],
+        gateway: Unit,
+    ) -> None:
+        self._engines = tuple(engines)
+        self._gateway = gateway
+        self._paths = paths
+        self._listener = listener
+        self._run = Run(
+            config=str(prepared.config.path),
+            owner=runfile.process(os.getpid()),
+            boot=runfile.boot_id(),
+            phase="starting",
+            base_url=prepared.base_url,
+            admin_url=prepared.config.admin.url,
+            gateway=_initial(gateway),
+            engines=tuple(map(_initial, engines)),
+        )
+        self._supervisor = Supervisor(launcher, self._changed, clock=time.monotonic)
+
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+        """Start everything, return after `stop` was set and all has ended; `hurry` cuts the ending short.
+
+        Raises StartError where a first start fails, OSError where the run file cannot be written; nothing is
+        left running then.
+        """
+        runfile.write(self._paths.state, self._run)
+        for unit in (*self._engines, self._gateway):
+            rotate(unit.log)
+        failure: str | None = None
+        try:
+            if await _first(self._start(), stop.wait()):
+                self._publish(phase="ready")
+                await stop.wait()
+        except StartError as error:
+            failure = "\n".join([f"{error.name} {error.what}", *error.lines])
+            raise
+        finally:
+            await self._end(hurry, failure)
+
+    async def _start(self) -> None:
+        for unit in (*self._engines, self._gateway):
+            await self._supervisor.start(unit)
+
+    async def _end(self, hurry: asyncio.Event, failure: str | None) -> None:
+        self._publish(phase="stopping")
+        ending = asyncio.ensure_future(self._wind_down())
+        hurrying = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait({ending, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+        hurrying.cancel()
+        if not ending.done():
+            self._supervisor.kill()
+        await ending
+        if failure is None:
+            self._paths.state.unlink(missing_ok=True)
+        else:
+            self._publish(phase="failed", error=failure)
+
+    async def _wind_down(self) -> None:
+        await self._supervisor.stop([GATEWAY])
+        await self._supervisor.stop([unit.name for unit in self._engines])
+
+    def _changed(self, state: UnitState) -> None:
+        if state.name == GATEWAY:
+            self._publish(gateway=state)
+        else:
+            units = tuple(state if unit.name == state.name else unit for unit in self._run.engines)
+            self._publish(engines=units)
+
+    def _publish(self, **changes: object) -> None:
+        self._run = msgspec.structs.replace(self._run, **changes)
+        # a full disk must not take down what serves; the next change writes the whole state again
+        with contextlib.suppress(OSError):
+            runfile.write(self._paths.state, self._run)
+        self._listener(self._run)
+
+
+def _initial(unit: Unit) -> UnitState:
+    return UnitState(unit.name, unit.url, str(unit.log), tier=unit.tier)
+
+
+async def _first(work: Coroutine[Any, Any, object], end: Coroutine[Any, Any, object]) -> bool:
+    """Run until either is done; True where it was the work. The other is cancelled and waited for."""
+    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(end)
+    try:
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        done = working.done()
+        if done:
+            working.result()
+        return done
+    finally:
+        for task in (working, ending):
+            task.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
