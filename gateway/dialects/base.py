@@ -12,6 +12,7 @@ import msgspec
 from gateway.dialects.body import Body
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.relay.sse import Usage
+from policies.decision import Edits
 from policies.facts import Conversation, Role, Turn
 
 # Fields of an engine's own interface: the gateway sets them or nobody does.
@@ -60,28 +61,42 @@ class Request:
     metadata: dict[str, object] | None = None
     wants_usage: bool = True
     usage_injected: bool = False
+    sent_model: str | None = None
     previous_response_id: str | None = None
 
 
 class Dialect(ABC):
     """Stateless; one instance a process. `marker` is the bytes that stand once in the event of each streamed
-    token, and `overhead` how many of them carry no token."""
+    token, and `overhead` how many of them carry no token; `forwarded` are the client's headers that an engine
+    may see, `caps` the fields that bound the output."""
 
     name: ClassVar[str]
     marker: ClassVar[bytes] = b"\n\n"
     overhead: ClassVar[int] = 0
-    done: ClassVar[bytes | None] = None
     forwarded: ClassVar[tuple[bytes, ...]] = ()
+    caps: ClassVar[tuple[str, ...]] = ("max_tokens",)
 
     @abstractmethod
     def parse(self, body: Body) -> Request:
         """Read and check what the gateway needs. Raises InvalidRequest."""
 
     def prepare(self, request: Request, served_model: str) -> bytes:
-        """The body for an engine that knows the model as `served_model`."""
-        if request.model != served_model:
+        """The body for an engine that knows the model as `served_model`; may be asked again for another."""
+        if (request.sent_model or request.model) != served_model:
             request.body.set("model", served_model)
+            request.sent_model = served_model
         return request.body.encode()
+
+    def edit(self, request: Request, edits: Edits) -> None:
+        """Apply what a rule changes: an upper bound on the output, a temperature."""
+        if edits.max_tokens is not None:
+            given = [name for name in self.caps if name in request.body]
+            for name in given or self.caps[:1]:
+                asked = request.body.get(name, int, "an integer")
+                if asked is None or asked > edits.max_tokens:
+                    request.body.set(name, edits.max_tokens)
+        if edits.temperature is not None:
+            request.body.set("temperature", edits.temperature)
 
     @abstractmethod
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:

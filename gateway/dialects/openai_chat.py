@@ -88,7 +88,7 @@ def read_numbers(body: Body) -> tuple[int, int | None]:
 class OpenAIChat(Dialect):
     name = "openai.chat"
     overhead: ClassVar[int] = 1
-    done = b"data: [DONE]\n\n"
+    caps = ("max_tokens", "max_completion_tokens")
 
     def parse(self, body: Body) -> Request:
         model = read_model(body)

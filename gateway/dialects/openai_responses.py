@@ -33,6 +33,7 @@ _decode_reply = msgspec.json.Decoder(_Reply).decode
 class OpenAIResponses(Dialect):
     name = "openai.responses"
     marker: ClassVar[bytes] = b"event: response.output_text.delta"
+    caps = ("max_output_tokens",)
 
     def parse(self, body: Body) -> Request:
         model = read_model(body)

@@ -25,7 +25,7 @@ class Usage:
     cached: int = 0
 
 
-ReadUsage = Callable[[dict[str, object]], Usage | None]
+ReadUsage = Callable[[dict[str, object], Usage | None], Usage | None]
 decode_event = msgspec.json.Decoder(dict[str, object]).decode
 
 
@@ -121,7 +121,7 @@ class Tap:
             body = decode_event(event_data(event))
         except msgspec.DecodeError:
             return False
-        usage = self._read_usage(body)
+        usage = self._read_usage(body, self.usage)
         if usage is None:
             return False
         self.usage = usage

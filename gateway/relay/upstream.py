@@ -1,7 +1,7 @@
 """HTTP/1.1 towards engines: connections on asyncio transports, parsed by httptools, pooled by engine.
 
-Written for the byte path: one waiter a request that is woken by data, end, loss, timeout or a client that
-left; no task and no queue a chunk. Nothing here retries: `LostEarly` tells the caller that it may.
+Written for the byte path: one waiter a request that is woken by data, end, loss or timeout; no task and no
+queue a chunk. Nothing here retries: `LostEarly` tells the caller that it may.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ class Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.reused = False
         self.lost = False
-        self.gone = False
         self.timed_out: Limit | None = None
         self.started = False
         self.headed = False
         self.complete = False
+        self.flowing = False
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
 
@@ -158,6 +158,7 @@ class Connection(asyncio.Protocol):
         self.headed = True
 
     def on_body(self, body: bytes) -> None:
+        self.flowing = True
         self._chunks.append(body)
         self._size += len(body)
 
@@ -187,13 +188,8 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
         self._timer = self._loop.call_later(min(limits.first_byte, limits.total), self._on_timer)
 
-    def interrupt(self, _: object = None) -> None:
-        """The client left: wake the request."""
-        self.gone = True
-        self._wake()
-
     async def wait(self) -> None:
-        """Until something is at hand: bytes, the end, a loss, a timeout, or a client that left."""
+        """Until something is at hand: bytes, the end, a loss or a timeout."""
         if not self._dirty:
             self._waiter = self._loop.create_future()
             try:
@@ -215,6 +211,11 @@ class Connection(asyncio.Protocol):
             self._active_at = self._loop.time()
             self._transport.resume_reading()
         return data
+
+    def put_back(self, data: bytes) -> None:
+        """Undo a `take`: the next one begins with these bytes."""
+        self._chunks.insert(0, data)
+        self._size += len(data)
 
     def check(self) -> None:
         """Raise what ended the exchange, if anything did: LostEarly, LostLate or TimedOut."""
@@ -243,7 +244,7 @@ class Connection(asyncio.Protocol):
         self._chunks = []
         self._size = self._head_size = 0
         self._dirty = self._skip = self._keep_alive = False
-        self.started = self.headed = self.complete = self.gone = False
+        self.started = self.headed = self.complete = self.flowing = False
         self.timed_out = None
         self.status = 0
         self.headers = []
@@ -274,13 +275,14 @@ class Connection(asyncio.Protocol):
         total = self._started_at + limits.total
         if self._paused or self._chunks:
             self._active_at = now  # the client is slow, not the engine
-        quiet = self._active_at + (limits.idle if self.started else limits.first_byte)
+        # A head may come long before the first token: that is still the wait for the first byte.
+        quiet = self._active_at + (limits.idle if self.flowing else limits.first_byte)
         due = min(total, quiet)
         if now < due - 0.001:
             self._timer = self._loop.call_later(due - now, self._on_timer)
             return
         self._timer = None
-        self.timed_out = "total" if due == total else "idle" if self.started else "first_byte"
+        self.timed_out = "total" if due == total else "idle" if self.flowing else "first_byte"
         self._transport.abort()
         self._wake()
 

@@ -14,7 +14,7 @@ Outcome = Literal[
 
 @dataclass(slots=True)
 class TraceIds:
-    """W3C trace context of one request: ours, and the caller's span where it sent one. Hex ids as integers."""
+    """W3C trace context of one request: ours, and the caller's span where it sent one."""
 
     trace: int
     server_span: int
@@ -45,7 +45,7 @@ class Record:
     reason: str = ""
     policy_hash: str = ""
     degraded: bool = False
-    degraded_because: str = ""
+    moved_because: str = ""
     status: int = 0
     outcome: Outcome = "ok"
     error_code: str = ""

@@ -67,7 +67,7 @@ class Tracer:
         return TraceIds(_bits(rand, 128), _bits(rand, 64), _bits(rand, 64), None, sampled)
 
     def finish(self, record: Record) -> None:
-        """Export the spans of a request: a sampled one, and every error and degraded one of our own traces."""
+        """Export the spans of a sampled request, and of every failed or degraded one whose trace is ours."""
         ids = record.trace
         if ids is None:
             return

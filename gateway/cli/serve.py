@@ -1,0 +1,121 @@
+"""`dualgauge serve` and `dualgauge reload`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from gateway.config import DEFAULT_FILE, Config, HostPort, read
+from policies.document import ProblemsError
+
+FAILED = 1
+
+config_option = click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_FILE,
+    show_default=True,
+    help="The deployment.",
+)
+
+
+def load_config(path: Path) -> Config:
+    """A deployment's configuration; every problem is printed and ends the command with status 1."""
+    try:
+        return read(path)
+    except ProblemsError as exc:
+        raise _fail(str(exc)) from None
+    except FileNotFoundError:
+        raise _fail(
+            f"{path} does not exist: `dualgauge up` writes one, or name another with --config"
+        ) from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise _fail(f"{path} cannot be read: {exc}") from None
+
+
+def _fail(message: str) -> click.exceptions.Exit:
+    click.echo(message, err=True)
+    return click.exceptions.Exit(FAILED)
+
+
+@click.command("serve")
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_FILE,
+    show_default=True,
+    help="The deployment.",
+)
+@click.option("--listen", metavar="HOST:PORT", help="Instead of the file's `listen`.")
+def serve_command(path: Path, listen: str | None) -> None:
+    """Run the gateway alone, in front of engines that run already.
+
+    It answers at once, whether or not an engine is up: /readyz tells which tier is ready.
+
+    \b
+    Examples:
+      dualgauge serve --config dualgauge.yaml
+      dualgauge serve --listen 127.0.0.1:9000
+    """
+    config = load_config(path)
+    if listen is not None:
+        try:
+            address = HostPort.parse(listen)
+        except ValueError as exc:
+            raise click.BadParameter(str(exc), param_hint="--listen") from None
+        if config.keys is None and not address.loopback:
+            raise _fail(
+                f"{address} can be reached by others: add `keys: keys.yaml` to {path}, or use 127.0.0.1"
+            )
+        config = msgspec.structs.replace(config, listen=address)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    for noisy in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    from gateway.app import build
+    from gateway.server import run
+
+    try:
+        run(build(config))
+    except ProblemsError as exc:
+        raise _fail(str(exc)) from None
+    except OSError as exc:
+        raise _fail(exc.strerror or str(exc)) from None
+
+
+@click.command("reload")
+@click.option(
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_FILE,
+    show_default=True,
+    help="The deployment.",
+)
+def reload_command(path: Path) -> None:
+    """Have a running gateway read its policy and keys again.
+
+    A file with a mistake changes nothing: the old one stays in force, and the mistake is shown.
+
+    \b
+    Example:
+      dualgauge reload --config dualgauge.yaml
+    """
+    import httpx2
+
+    config = load_config(path)
+    headers = {"authorization": f"Bearer {config.admin_token}"} if config.admin_token else {}
+    try:
+        reply = httpx2.post(f"{config.admin.url}/admin/reload", headers=headers, timeout=10)
+    except httpx2.TransportError as exc:
+        raise _fail(f"no gateway answers at {config.admin.url} ({exc}): is it running?") from None
+    if reply.status_code != httpx2.codes.OK:
+        raise _fail(reply.json()["error"]["message"])
+    click.echo(f"policy {reply.json()['policy']} is in force")

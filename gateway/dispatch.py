@@ -1,0 +1,160 @@
+"""Finds an engine that begins a reply: picks, asks, and before the first byte of a reply may ask again.
+
+The one owner of retries. A request is sent once more only where the engine has seen nothing of it, broke off
+before its reply, or said that it is overloaded; within `retries.attempts` and the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engines.fleet import Engine
+from gateway import placement
+from gateway.errors import EngineBroke, EngineTimeout, GatewayError, NothingReady
+from gateway.identity import Tenant
+from gateway.relay import replies
+from gateway.relay.upstream import (
+    ConnectFailed,
+    Connection,
+    ConnectTimeout,
+    LostEarly,
+    LostLate,
+    TimedOut,
+)
+from gateway.runtime import Gateway
+from gateway.telemetry.record import Record
+from policies.decision import Decision
+
+Build = Callable[[Engine], bytes]
+"""The whole request, head and body, for one engine."""
+
+
+class Dispatch:
+    """One request's search. While it holds a connection, `engine` and `connection` are set; whoever made it
+    calls `release` at the end, whatever happens."""
+
+    __slots__ = ("_build", "_gateway", "_read_at", "_record", "because", "connection", "engine")
+
+    def __init__(self, gateway: Gateway, record: Record, build: Build, read_at: float) -> None:
+        self._gateway = gateway
+        self._record = record
+        self._build = build
+        self._read_at = read_at
+        self.because = ""
+        self.engine: Engine | None = None
+        self.connection: Connection | None = None
+
+    async def place(self, decision: Decision, tenant: Tenant) -> tuple[Engine, Connection]:
+        """An engine whose reply has begun, with a status that is worth passing on.
+
+        Raises NothingReady, TierNotAllowed, EngineBroke, EngineTimeout.
+        """
+        gateway, record = self._gateway, self._record
+        fleet = gateway.fleet
+        gateway.budget.request()
+        last: GatewayError | None = None
+        tried: list[Engine] = []
+        for step in placement.steps(decision, fleet, tenant):
+            if step.wait:
+                started = gateway.clock()
+                await placement.wait_for(fleet, step.tier, step.wait)
+                record.queue_seconds += gateway.clock() - started
+                tried.clear()
+            while (engine := fleet.pick(step.tier, tried)) is not None:
+                try:
+                    connection = await self.ask(engine)
+                except ConnectFailed as exc:
+                    fleet.failed(engine, str(exc))
+                    tried.append(engine)
+                    if isinstance(exc, ConnectTimeout):
+                        last = EngineTimeout(f"engine {engine.spec.name}: {exc} (timeouts.connect)")
+                    continue
+                except LostEarly as exc:
+                    if not self._may_retry():
+                        fleet.failed(engine, str(exc))
+                        raise EngineBroke(f"engine {engine.spec.name} broke off: {exc}") from exc
+                    if fleet.pick(step.tier, [*tried, engine]) is not None:
+                        tried.append(engine)
+                    continue
+                if connection.status in replies.OVERLOADED:
+                    last = _overloaded(engine, connection)
+                    self.release()
+                    tried.append(engine)
+                    if not self._may_retry():
+                        raise last
+                    continue
+                self.because = step.because
+                return engine, connection
+        raise placement.nowhere(decision, fleet, tenant, last)
+
+    def _may_retry(self) -> bool:
+        gateway = self._gateway
+        return self._record.attempts < gateway.config.retries.attempts and gateway.budget.take()
+
+    async def ask(self, engine: Engine) -> Connection:
+        """Send the request to one engine and wait for the head of its reply.
+
+        Raises ConnectFailed, LostEarly, EngineBroke, EngineTimeout; nothing is held then.
+        """
+        record, gateway = self._record, self._gateway
+        upstream = gateway.upstream(engine)
+        payload = self._build(engine)
+        record.attempts += 1
+        engine.in_flight += 1
+        self.engine = engine
+        try:
+            try:
+                return await self._exchange(payload, fresh=False)
+            except LostEarly as exc:
+                if not exc.reused:
+                    raise
+            # Closed while it was idle in the pool: the engine has seen nothing of this request.
+            if self.connection is not None:
+                upstream.pool.release(self.connection)
+                self.connection = None
+            return await self._exchange(payload, fresh=True)
+        except LostLate as exc:
+            self.release()
+            raise EngineBroke(f"engine {engine.spec.name}: {exc}") from exc
+        except TimedOut as exc:
+            self.release()
+            raise replies.timeout_error(exc, engine.spec.name) from exc
+        except (ConnectFailed, LostEarly):
+            self.release()
+            raise
+
+    async def _exchange(self, payload: bytes, *, fresh: bool) -> Connection:
+        record, gateway, engine = self._record, self._gateway, self.engine
+        assert engine is not None
+        upstream = gateway.upstream(engine)
+        limits = upstream.limits
+        self.connection = connection = await upstream.pool.acquire(limits.connect, fresh=fresh)
+        if record.asked is None:
+            record.asked = gateway.clock()
+            if self._read_at:
+                gateway.metrics.overhead(record.asked - self._read_at)
+        connection.start(payload, limits)
+        while not connection.headed:
+            await connection.wait()
+            connection.check()
+        return connection
+
+    def release(self) -> None:
+        """Give the connection back; one with a reply under way is closed, which aborts it at the engine."""
+        engine, connection = self.engine, self.connection
+        if engine is None:
+            return
+        if connection is not None:
+            self._gateway.upstream(engine).pool.release(connection)
+            self.connection = None
+        engine.in_flight -= 1
+        self.engine = None
+
+
+def _overloaded(engine: Engine, connection: Connection) -> NothingReady:
+    seconds = replies.retry_after(connection.headers)
+    return NothingReady(
+        f"engine {engine.spec.name} is overloaded ({connection.status})",
+        code="engine_overloaded",
+        retry_after=2 if seconds is None else seconds,
+    )

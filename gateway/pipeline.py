@@ -1,0 +1,447 @@
+"""The way of one request, with no way back:
+
+authenticate -> read -> measure and decide -> reserve -> pick an engine -> relay bytes -> settle -> record.
+
+Whatever ends it (reply, error, client gone, timeout, engine died, shutdown) goes through the one `finally`
+of `Exchange.run`: the upstream is released, the lease settled, the record written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from urllib.parse import quote
+
+from engines.fleet import Engine
+from gateway import placement
+from gateway.dialects import ENDPOINTS, Endpoint, make_facts
+from gateway.dialects.base import Request
+from gateway.dialects.body import Body
+from gateway.dispatch import Build, Dispatch
+from gateway.errors import (
+    ClientGone,
+    EngineBroke,
+    EngineRefused,
+    EngineTimeout,
+    GatewayError,
+    InternalFault,
+    LimitExceeded,
+    MethodNotAllowed,
+    ModelNotFound,
+    NothingReady,
+    RequestError,
+    RouteNotFound,
+    TierNotAllowed,
+    WrongMediaType,
+)
+from gateway.identity import Tenant, presented_key
+from gateway.limits import Ask, Lease
+from gateway.relay.client import Client, Headers, Receive, Scope, Send
+from gateway.relay.forward import Forward
+from gateway.relay.sse import Tap, Usage
+from gateway.relay.upstream import ConnectFailed, LostEarly
+from gateway.runtime import Gateway
+from gateway.surface import HeaderView, find, header_bytes, models_reply, ready_reply
+from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.traces import traceparent
+from policies.decision import NO_EDITS, Contract, Decision, pinned
+from policies.plan import Plan
+from policies.signals.tokens import estimate_tokens
+
+logger = logging.getLogger("dualgauge.gateway")
+
+JSON: Headers = [(b"content-type", b"application/json")]
+REPLY_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,128})"')
+JSON_TYPE = re.compile(rb"\s*application/(?:[\w.-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
+UNLIMITED = Plan("unlimited")
+# Errors before a route is known speak OpenAI's dialect.
+NO_ENDPOINT = ENDPOINTS["POST", "/v1/chat/completions"]
+OUTCOMES: tuple[tuple[type[GatewayError], Outcome], ...] = (
+    (LimitExceeded, "limited"),
+    (NothingReady, "unavailable"),
+    (EngineTimeout, "timeout"),
+    (EngineBroke, "engine_error"),
+    (RequestError, "client_error"),
+    (EngineRefused, "client_error"),
+)
+
+
+class Exchange:
+    """One request from its arrival to its record."""
+
+    __slots__ = (
+        "_client",
+        "_dispatch",
+        "_endpoint",
+        "_forward",
+        "_gateway",
+        "_ids",
+        "_lease",
+        "_prompt",
+        "_read_at",
+        "_request",
+        "_snapshot",
+        "_tenant",
+        "record",
+    )
+
+    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+        self._gateway = gateway
+        self._snapshot = gateway.snapshot
+        self._client = Client(scope, receive, send)
+        request_id = f"req_{gateway.rand.getrandbits(128):032x}"
+        self.record = Record(request_id, gateway.clock(), round(gateway.wall() * 1e9), scope["method"])
+        self._ids: Headers = [(b"x-request-id", request_id.encode())]
+        self._endpoint = NO_ENDPOINT
+        self._tenant: Tenant | None = None
+        self._request: Request | None = None
+        self._lease: Lease | None = None
+        self._dispatch: Dispatch | None = None
+        self._forward: Forward | None = None
+        self._prompt = 0
+        self._read_at = 0.0
+
+    async def run(self) -> None:
+        try:
+            await self._serve()
+        except ClientGone:
+            self.record.outcome = "cancelled"
+        except asyncio.CancelledError:
+            self._uncancel()
+            if not self._client.gone:
+                # Only the server's shutdown cancels a request whose client is still there.
+                await self._refuse(NothingReady("the gateway was shut down before the reply was complete"))
+            self.record.outcome = "cancelled"
+        except GatewayError as error:
+            await self._refuse(error)
+        except Exception:
+            logger.exception("request %s failed inside the gateway", self.record.request_id)
+            await self._refuse(InternalFault(f"the gateway failed; the log knows {self.record.request_id}"))
+        finally:
+            self._close()
+
+    async def _serve(self) -> None:
+        gateway, client = self._gateway, self._client
+        endpoint, path = self._route()
+        if endpoint.kind == "health":
+            await client.reply(200, [*JSON, *self._ids], b'{"status":"ok"}')
+            return
+        if endpoint.kind == "ready":
+            status, body = ready_reply(gateway)
+            await client.reply(status, [*JSON, *self._ids], body)
+            return
+        tenant = self._authenticate()
+        if endpoint.kind == "models":
+            await client.reply(200, [*JSON, *self._ids], models_reply(gateway, tenant, path))
+            return
+        if gateway.draining:
+            client.close_after()
+            raise NothingReady("the gateway is shutting down", retry_after=1)
+        if endpoint.kind == "stored":
+            await self._relay_stored(path)
+            return
+        await self._read()
+        decision = self._decide() if endpoint.kind == "generate" else self._anywhere()
+        if endpoint.kind == "generate":
+            await self._reserve(decision)
+        await self._place(decision, path)
+        await self._relay()
+
+    # authenticate
+
+    def _route(self) -> tuple[Endpoint, str]:
+        scope = self._client.scope
+        route, endpoint, allowed = find(scope["method"], scope["path"])
+        if endpoint is not None:
+            self._endpoint = endpoint
+            self.record.route = route
+            self.record.dialect = endpoint.dialect.name
+            return endpoint, scope["path"]
+        if allowed:
+            self._endpoint = ENDPOINTS[allowed[0], route]
+            raise MethodNotAllowed(
+                f"{scope['path']} takes {' or '.join(allowed)}, not {scope['method']}",
+                allow=", ".join(allowed),
+            )
+        raise RouteNotFound(f"there is no {scope['method']} {scope['path']} here")
+
+    def _authenticate(self) -> Tenant:
+        tenant = self._snapshot.keyring.authenticate(
+            presented_key(self._client.headers), self._gateway.wall()
+        )
+        self._tenant = tenant
+        self.record.tenant = tenant.name
+        if self._gateway.tracer is not None:
+            self.record.trace = self._gateway.tracer.begin(self._client.headers)
+        return tenant
+
+    # read
+
+    async def _read(self) -> None:
+        client = self._client
+        raw = await client.body(self._gateway.config.bounds.body)
+        client.watch()
+        self._read_at = self._gateway.clock()
+        kind = client.header(b"content-type")
+        if kind is not None and not JSON_TYPE.fullmatch(kind):
+            raise WrongMediaType("the body must be JSON: send content-type: application/json")
+        self._request = request = self._endpoint.dialect.parse(Body(raw))
+        self.record.stream = request.stream
+
+    # measure and decide
+
+    def _decide(self) -> Decision:
+        gateway, request, tenant = self._gateway, self._request, self._tenant
+        assert request is not None
+        assert tenant is not None
+        pinned_tier = self._model(request, tenant)
+        policy = self._snapshot.policy
+        before = gateway.clock()
+        if pinned_tier is not None:
+            if not tenant.may_use(pinned_tier):
+                raise TierNotAllowed(f"this key may not use tier `{pinned_tier}`", param="model")
+            decision = pinned(pinned_tier, policy.hash)
+        else:
+            headers = HeaderView(self._client.headers)
+            facts = make_facts(self._endpoint.dialect.name, request, headers, tenant.name, tenant.tags)
+            decision = policy.decide(facts)
+        record = self.record
+        record.decide_seconds = gateway.clock() - before
+        record.rule = decision.rule
+        record.reason = "; ".join(decision.reasons)
+        record.policy_hash = decision.policy_hash
+        if decision.trace and record.trace is not None:
+            record.trace.sampled = True
+        if decision.edits is not NO_EDITS:
+            self._endpoint.dialect.edit(request, decision.edits)
+        return decision
+
+    def _model(self, request: Request, tenant: Tenant) -> str | None:
+        """The tier that the model's name pins. Raises ModelNotFound, TierNotAllowed."""
+        names = self._gateway.names
+        if request.model not in names:
+            raise ModelNotFound(
+                f"the model `{request.model[:128]}` does not exist here; there is: {', '.join(names)}",
+                param="model",
+            )
+        model = self._gateway.config.model
+        if tenant.models is not None and not {model, request.model} & tenant.models:
+            raise TierNotAllowed(
+                f"this key may not use the model `{request.model}`", code="model_not_allowed"
+            )
+        self.record.model = request.model
+        return names[request.model]
+
+    def _anywhere(self) -> Decision:
+        """Counting tokens needs the model, whatever its precision: the pinned tier, else a ready one."""
+        assert self._request is not None
+        assert self._tenant is not None
+        tier = self._model(self._request, self._tenant)
+        hash_ = self._snapshot.policy.hash
+        if tier is not None:
+            return pinned(tier, hash_)
+        tiers = [t for t in self._gateway.config.tiers if self._tenant.may_use(t)]
+        ready = [t for t in tiers if self._gateway.fleet.pick(t) is not None]
+        first = (ready or tiers or list(self._gateway.config.tiers))[0]
+        return Decision(first, "any tier", Contract("fail"), hash_)
+
+    # reserve
+
+    async def _reserve(self, decision: Decision) -> None:
+        assert self._request is not None
+        assert self._tenant is not None
+        plan = self._snapshot.policy.plans.get(self._tenant.plan, UNLIMITED)
+        if plan.tokens is not None or plan.tier_tokens:
+            turns = self._request.read().turns
+            self._prompt = sum(estimate_tokens(turn.text) for turn in turns)
+        ask = Ask(self._tenant.name, plan, decision.tier, self._prompt, self._request.output_tokens)
+        self._lease = await self._gateway.store.reserve(ask, self._gateway.clock())
+
+    # pick an engine
+
+    async def _place(self, decision: Decision, path: str) -> None:
+        assert self._tenant is not None
+        self._dispatch = dispatch = Dispatch(self._gateway, self.record, self._builder(path), self._read_at)
+        engine, _ = await dispatch.place(decision, self._tenant)
+        self._note(engine, dispatch.because, decision)
+
+    def _builder(self, path: str) -> Build:
+        method, headers, request = self._client.scope["method"], self._upstream_headers(), self._request
+        upstreams, prepare = self._gateway.upstreams, self._endpoint.dialect.prepare
+
+        def build(engine: Engine) -> bytes:
+            body = b"" if request is None else prepare(request, engine.spec.served_model)
+            return upstreams[engine.spec.name].head.build(method, path, headers, body)
+
+        return build
+
+    def _upstream_headers(self) -> dict[bytes, bytes]:
+        headers = {b"x-request-id": self.record.request_id.encode()}
+        for name in self._endpoint.dialect.forwarded:
+            value = self._client.header(name)
+            if value is not None:
+                headers[name] = value
+        ids = self.record.trace
+        if ids is not None:
+            headers[b"traceparent"] = traceparent(ids)
+            if ids.state is not None:
+                headers[b"tracestate"] = ids.state
+        return headers
+
+    def _note(self, engine: Engine, because: str, decision: Decision | None) -> None:
+        record, spec = self.record, engine.spec
+        record.tier, record.engine, record.precision = spec.tier, spec.name, spec.precision
+        if because and because != placement.WAITED:
+            record.moved_because = because
+            fleet = self._gateway.fleet
+            record.degraded = decision is not None and fleet.less_precise(spec.tier, decision.tier)
+
+    # relay bytes
+
+    async def _relay(self) -> None:
+        dispatch, dialect, request = self._dispatch, self._endpoint.dialect, self._request
+        assert dispatch is not None
+        assert dispatch.engine is not None
+        assert dispatch.connection is not None
+        strip = request is not None and request.usage_injected
+        self._forward = forward = Forward(
+            self._client,
+            dispatch.connection,
+            engine=dispatch.engine.spec.name,
+            headers=self._reply_headers,
+            read_reply=dialect.reply_usage,
+            tap=Tap(dialect.stream_usage, marker=dialect.marker, strip=strip),
+            begun=self._begun,
+        )
+        await forward.run()
+
+    def _begun(self, data: bytes) -> None:
+        record, dispatch = self.record, self._dispatch
+        assert dispatch is not None
+        assert dispatch.connection is not None
+        record.first_token = self._gateway.clock()
+        record.status = dispatch.connection.status
+        if self._endpoint.dialect.name == "openai.responses":
+            match = REPLY_ID.search(data)
+            if match is not None:
+                self._gateway.stored.remember(match[1].decode(), record.engine, record.tenant)
+
+    def _reply_headers(self, content_type: bytes) -> Headers:
+        record, request = self.record, self._request
+        headers = [(b"content-type", content_type), *self._ids, *self._decision_headers()]
+        if self._lease is not None:
+            headers += self._lease.headers
+        if record.degraded:
+            headers.append((b"x-dualgauge-degraded", b"true"))
+        if record.moved_because:
+            headers.append((b"x-dualgauge-reason", record.moved_because.encode()))
+        if request is not None and request.body.dropped:
+            headers.append((b"x-dualgauge-dropped", ", ".join(request.body.dropped).encode()))
+        return headers
+
+    def _decision_headers(self) -> Headers:
+        record = self.record
+        named = (
+            (b"x-dualgauge-tier", record.tier),
+            (b"x-dualgauge-engine", record.engine),
+            (b"x-dualgauge-precision", record.precision),
+            (b"x-dualgauge-rule", record.rule),
+        )
+        return [(name, header_bytes(value)) for name, value in named if value]
+
+    async def _relay_stored(self, path: str) -> None:
+        """A reply that one engine holds: ask the one that made it, or each where that is not known."""
+        gateway, tenant = self._gateway, self._tenant
+        assert tenant is not None
+        await self._client.body(gateway.config.bounds.body)
+        self._client.watch()
+        found = gateway.stored.find(path.split("/")[3])
+        if found is not None and found[1] != tenant.name:
+            raise _no_such_reply(path)
+        engines = gateway.fleet.engines if found is None else (gateway.fleet.by_name[found[0]],)
+        refused: GatewayError = _no_such_reply(path)
+        self._dispatch = dispatch = Dispatch(gateway, self.record, self._builder(quote(path, safe="/")), 0.0)
+        for engine in engines:
+            if not tenant.may_use(engine.spec.tier):
+                continue
+            if not engine.ready:
+                refused = NothingReady(f"engine {engine.spec.name} is not ready", retry_after=2)
+                continue
+            try:
+                await dispatch.ask(engine)
+                self._note(engine, "", None)
+                await self._relay()
+            except (ConnectFailed, LostEarly) as exc:
+                refused = NothingReady(f"engine {engine.spec.name}: {exc}", retry_after=2)
+            except EngineRefused as exc:
+                refused = exc
+            else:
+                return
+            dispatch.release()
+        raise refused
+
+    # the end
+
+    async def _refuse(self, error: GatewayError) -> None:
+        client, record, dialect = self._client, self.record, self._endpoint.dialect
+        record.outcome = next((o for kind, o in OUTCOMES if isinstance(error, kind)), "internal_error")
+        record.error_code = error.error_code or error.error_kind
+        if client.gone:
+            return
+        try:
+            if client.started:
+                client.close_after()
+                forward = self._forward
+                cut = b"\n\n" if forward is not None and forward.tap.torn else b""
+                await client.send(cut + dialect.error_event(error), False)
+                return
+            status, body = dialect.error_body(error, record.request_id)
+            record.status = status
+            headers = [*JSON, *self._ids, *self._decision_headers()]
+            if error.retry_after is not None:
+                headers.append((b"retry-after", b"%d" % max(1, -int(-error.retry_after // 1))))
+            if isinstance(error, MethodNotAllowed):
+                headers.append((b"allow", error.allow.encode()))
+            if self._lease is not None:
+                headers += self._lease.headers
+            await client.reply(status, headers, body)
+        except asyncio.CancelledError:
+            self._uncancel()
+
+    def _uncancel(self) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            task.uncancel()
+
+    def _close(self) -> None:
+        record, gateway, forward = self.record, self._gateway, self._forward
+        self._client.finish()
+        if self._dispatch is not None:
+            self._dispatch.release()
+        if forward is not None:
+            record.usage = forward.usage or forward.tap.usage
+        if self._lease is not None:
+            self._settle(self._lease)
+        record.ended = gateway.clock()
+        if self._endpoint.kind not in ("health", "ready") and record.route:
+            gateway.metrics.count(record)
+            if gateway.tracer is not None:
+                gateway.tracer.finish(record)
+
+    def _settle(self, lease: Lease) -> None:
+        record, forward = self.record, self._forward
+        if record.usage is not None:
+            lease.settle(record.usage.prompt, record.usage.completion)
+        elif record.asked is None or record.outcome in ("unavailable", "client_error"):
+            lease.refund()
+        else:
+            events = forward.tap.tokens if forward is not None else 0
+            streamed = max(0, events - self._endpoint.dialect.overhead)
+            record.usage = Usage(self._prompt, streamed)
+            lease.settle(self._prompt, streamed)
+
+
+def _no_such_reply(path: str) -> GatewayError:
+    reply = path.split("/")[3]
+    return ModelNotFound(f"no reply `{reply[:128]}` is stored here", code="response_not_found")

@@ -1,0 +1,102 @@
+"""What every request meets: the parts of one gateway process, wired together in `gateway.app`."""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engines.fleet import Engine, Fleet
+from engines.spec import EngineSpec
+from gateway.config import Config
+from gateway.identity import Keyring
+from gateway.limits import Store
+from gateway.relay.upstream import Limits, Pool, RequestHead
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.traces import Tracer
+from policies.policy import Policy
+
+MAX_STORED = 10_000
+BUDGET_START = 10.0
+BUDGET_CAP = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What a reload replaces, in one assignment; a request keeps the one it began with."""
+
+    policy: Policy
+    keyring: Keyring
+
+
+class Upstream:
+    """How to reach one engine: its pool, its prepared request heads, its timeouts."""
+
+    def __init__(self, spec: EngineSpec, idle_seconds: float) -> None:
+        self.pool = Pool(spec.url, idle_seconds=idle_seconds)
+        self.head = RequestHead(self.pool.address, spec.api_key)
+        t = spec.timeouts
+        self.limits = Limits(t.connect, t.first_byte, t.idle, t.total)
+
+
+class RetryBudget:
+    """Retries as a share of recent requests (the "retry budget" of Finagle): each request pays in `share`,
+    each retry takes out 1; a few are allowed from the start."""
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._balance = BUDGET_START
+
+    def request(self) -> None:
+        self._balance = min(BUDGET_CAP, self._balance + self._share)
+
+    def take(self) -> bool:
+        if self._balance < 1:
+            return False
+        self._balance -= 1
+        return True
+
+
+@dataclass(slots=True)
+class StoredReplies:
+    """Which engine holds which stored reply, and whose it is; the oldest are forgotten."""
+
+    _by_id: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
+
+    def remember(self, reply: str, engine: str, tenant: str) -> None:
+        self._by_id[reply] = (engine, tenant)
+        if len(self._by_id) > MAX_STORED:
+            self._by_id.popitem(last=False)
+
+    def find(self, reply: str) -> tuple[str, str] | None:
+        """(engine, tenant) of a reply that is remembered."""
+        return self._by_id.get(reply)
+
+
+@dataclass(slots=True)
+class Gateway:
+    """`clock` is monotonic and `wall` Unix time, both in seconds; `rand` draws ids."""
+
+    config: Config
+    snapshot: Snapshot
+    fleet: Fleet
+    upstreams: dict[str, Upstream]
+    store: Store
+    metrics: Metrics
+    tracer: Tracer | None
+    budget: RetryBudget
+    stored: StoredReplies
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    rand: random.Random
+    draining: bool = False
+    reload_error: str | None = None
+    names: dict[str, str | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        model = self.config.model
+        self.names = {model: None, **{f"{model}:{tier}": tier for tier in self.config.tiers}}
+
+    def upstream(self, engine: Engine) -> Upstream:
+        return self.upstreams[engine.spec.name]

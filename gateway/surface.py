@@ -1,0 +1,95 @@
+"""What is known of the public port without asking an engine: its routes, its models, its readiness."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from urllib.parse import quote
+
+import msgspec
+
+from gateway.dialects import ENDPOINTS, Endpoint
+from gateway.errors import ModelNotFound
+from gateway.identity import Tenant
+from gateway.runtime import Gateway
+
+ALLOWED: Mapping[str, tuple[str, ...]] = {
+    path: tuple(sorted(m for m, p in ENDPOINTS if p == path)) for _, path in ENDPOINTS
+}
+MAX_PATH = 512
+
+
+def find(method: str, path: str) -> tuple[str, Endpoint | None, tuple[str, ...]]:
+    """(route, endpoint, methods of the route); where there is an endpoint, the route is the table's key."""
+    endpoint = ENDPOINTS.get((method, path))
+    if endpoint is not None:
+        return path, endpoint, ()
+    route = path if path in ALLOWED else _with_id(path)
+    return route, ENDPOINTS.get((method, route)), ALLOWED.get(route, ())
+
+
+def _with_id(path: str) -> str:
+    parts = path.split("/")
+    if len(path) > MAX_PATH or len(parts) < 4 or parts[3] in ("", ".", ".."):
+        return path
+    route = "/".join([*parts[:3], "{id}", *parts[4:]])
+    return route if route in ALLOWED else path
+
+
+def models_reply(gateway: Gateway, tenant: Tenant, path: str) -> bytes:
+    """`GET /v1/models` and `/v1/models/{id}`: the routed name and the pinned ones that this key may use."""
+    models = [
+        {"id": name, "object": "model", "created": 0, "owned_by": "dualgauge"}
+        for name, tier in gateway.names.items()
+        if (tier is None or tenant.may_use(tier))
+        and (tenant.models is None or {name, gateway.config.model} & tenant.models)
+    ]
+    if path == "/v1/models":
+        return msgspec.json.encode({"object": "list", "data": models})
+    wanted = path.removeprefix("/v1/models/")
+    for model in models:
+        if model["id"] == wanted:
+            return msgspec.json.encode(model)
+    raise ModelNotFound(f"the model `{wanted[:128]}` does not exist here", param="model")
+
+
+def ready_reply(gateway: Gateway) -> tuple[int, bytes]:
+    """200 where every tier has a ready engine, else 503 with the reason of each that has not."""
+    missing = gateway.fleet.missing()
+    body: dict[str, object] = {
+        "ready": not missing and not gateway.draining,
+        "tiers": {tier: missing.get(tier, "ready") for tier in gateway.config.tiers},
+    }
+    if gateway.draining:
+        body["draining"] = True
+    if gateway.reload_error is not None:
+        body["reload_error"] = gateway.reload_error
+    return 200 if body["ready"] else 503, msgspec.json.encode(body)
+
+
+class HeaderView(Mapping[str, str]):
+    """ASGI headers as a mapping; of a header that is repeated, the values are joined (RFC 9110, 5.3)."""
+
+    __slots__ = ("_raw",)
+
+    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+        self._raw = raw
+
+    def __getitem__(self, name: str) -> str:
+        key = name.encode("latin-1", "replace")
+        values = [value for header, value in self._raw if header == key]
+        if not values:
+            raise KeyError(name)
+        return b", ".join(values).decode("latin-1")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys(name.decode("latin-1") for name, _ in self._raw))
+
+    def __len__(self) -> int:
+        return len({name for name, _ in self._raw})
+
+
+@lru_cache(maxsize=512)
+def header_bytes(value: str) -> bytes:
+    """A configured name as a header's value; what is not printable ASCII is percent-encoded."""
+    return quote(value, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~").encode("ascii")
