@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from engines.hardware import GIB, Gpu, gib
 
 AWQ_GROUP = 128
+DEMO_GROUP = 64
 UTILISATION = 0.92
 """The part of a GPU's memory that all engines on it may claim together (vLLM's own default for one)."""
 CONTEXT = GIB // 2
@@ -77,8 +78,11 @@ class Shape:
     @property
     def awq_bytes(self) -> int:
         """Weights of the AWQ checkpoint."""
-        bits = 4 * AWQ_GROUP + 16 + 4
-        return self.linear * bits // (8 * AWQ_GROUP) + 2 * self.kept
+        return self.grouped_bytes(AWQ_GROUP)
+
+    def grouped_bytes(self, group: int) -> int:
+        """Weights in AWQ's layout with groups of so many."""
+        return self.linear * (4 * group + 16 + 4) // (8 * group) + 2 * self.kept
 
     @property
     def kv_token_bytes(self) -> int:
@@ -192,6 +196,8 @@ PAIRS = (
 )
 """From the smallest to the largest; of two that are equally large, the preferred one comes last."""
 
+DEMO = Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True)
+"""SmolLM2-135M."""
 DEMO_EXACT = "demo/smollm2-135m-bf16"
 DEMO_AWQ = "demo/smollm2-135m-awq"
 _DEMO = "the demo pair, SmolLM2-135M-Instruct in AWQ and bf16, runs on the CPU"
@@ -225,7 +231,11 @@ class Choice:
 
 
 def find(model: str) -> tuple[Shape, int] | None:
-    """A hub name's shape and the bytes of its weights, where the table knows it."""
+    """A model's shape and the bytes of its weights, where the table knows its name."""
+    if model == DEMO_EXACT:
+        return DEMO, DEMO.exact_bytes
+    if model == DEMO_AWQ:
+        return DEMO, DEMO.grouped_bytes(DEMO_GROUP)
     for pair in PAIRS:
         if model == pair.exact:
             return pair.shape, pair.shape.exact_bytes

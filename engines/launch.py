@@ -280,12 +280,17 @@ _COMPLAINT = re.compile(r"\b[Ee]rror: \S|^cannot run |\bKilled\b|[Oo]ut of memor
 _CONSEQUENCE = ("Engine core initialization failed", "Engine process failed to start", "leaked")
 
 
+def strip_prefix(line: str) -> str:
+    """A log line without process, level, time and source."""
+    return _PREFIX.sub("", line)
+
+
 def telling_lines(text: str, count: int = 4) -> tuple[str, ...]:
     """Why a process died, from the end of its log: the last exception that is no mere consequence of another.
 
     Without one: the last complaint, or the last lines that are there.
     """
-    lines = [_PREFIX.sub("", line.rstrip()) for line in text.splitlines()]
+    lines = [strip_prefix(line.rstrip()) for line in text.splitlines()]
     for pattern in (_EXCEPTION, _COMPLAINT):
         for at in range(len(lines) - 1, -1, -1):
             if pattern.search(lines[at]) and not any(part in lines[at] for part in _CONSEQUENCE):

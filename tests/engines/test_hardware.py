@@ -1,0 +1,124 @@
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from engines.hardware import (
+    CAPABILITY_QUERY,
+    GIB,
+    MIB,
+    QUERY,
+    Gpu,
+    disk_free,
+    gpus,
+    look,
+    parse_cpu_flags,
+    parse_gpus,
+    parse_meminfo,
+    run,
+)
+
+
+def test_the_query_is_the_one_whose_output_is_parsed() -> None:
+    assert QUERY == (
+        "nvidia-smi",
+        "--query-gpu=index,name,memory.total,memory.free",
+        "--format=csv,noheader,nounits",
+    )
+
+
+def test_two_gpus_are_read_in_the_order_of_their_index() -> None:
+    text = "1, NVIDIA L40S, 46068, 45200\n0, NVIDIA GeForce RTX 4090, 24564, 24060\n"
+    assert parse_gpus(text) == (
+        Gpu(0, "NVIDIA GeForce RTX 4090", 24564 * MIB, 24060 * MIB),
+        Gpu(1, "NVIDIA L40S", 46068 * MIB, 45200 * MIB),
+    )
+
+
+def test_capabilities_go_to_their_gpu() -> None:
+    text = "0, Tesla T4, 15360, 15000\n1, NVIDIA A100, 40960, 40000\n"
+    found = parse_gpus(text, "0, 7.5\n1, 8.0\n")
+    assert [gpu.capability for gpu in found] == [(7, 5), (8, 0)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "\n", "No devices were found\n", "0, NVIDIA A100, [N/A], [N/A]\n", "0, NVIDIA A100\n", ", , ,\n"],
+)
+def test_what_holds_no_figures_is_no_gpu(text: str) -> None:
+    assert parse_gpus(text) == ()
+
+
+def test_a_comma_in_a_name_is_part_of_it() -> None:
+    assert parse_gpus("0, Odd, Inc. Card, 8192, 8000\n") == (
+        Gpu(0, "Odd, Inc. Card", 8192 * MIB, 8000 * MIB),
+    )
+
+
+def test_a_driver_that_knows_no_capability_still_lists_its_gpus() -> None:
+    def old_driver(command: Sequence[str]) -> str:
+        return "0, Tesla V100, 16384, 16000\n" if command == QUERY else ""
+
+    assert gpus(old_driver) == (Gpu(0, "Tesla V100", 16384 * MIB, 16000 * MIB),)
+
+
+def test_without_a_driver_nothing_more_is_asked() -> None:
+    asked = []
+
+    def missing(command: Sequence[str]) -> str:
+        asked.append(command)
+        return ""
+
+    assert gpus(missing) == ()
+    assert CAPABILITY_QUERY not in asked
+
+
+def test_a_missing_or_failing_command_says_nothing() -> None:
+    assert run(("no-such-command-here",)) == ""
+    assert run(("false",)) == ""
+    assert run(("echo", "x")) == "x\n"
+
+
+def test_meminfo_gives_bytes() -> None:
+    assert parse_meminfo("MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    600 kB\n") == (
+        1000 * 1024,
+        600 * 1024,
+    )
+
+
+def test_meminfo_of_an_old_kernel_has_no_available() -> None:
+    assert parse_meminfo("MemTotal: 1000 kB\n") == (1000 * 1024, 1000 * 1024)
+
+
+def test_cpu_flags_are_those_of_the_first_core() -> None:
+    text = "processor : 0\nflags\t\t: fpu avx2 avx512f\n\nprocessor : 1\nflags\t\t: fpu\n"
+    assert parse_cpu_flags(text) == {"fpu", "avx2", "avx512f"}
+
+
+def machine_root(folder: Path, limit: str) -> Path:
+    (folder / "proc").mkdir()
+    (folder / "proc/meminfo").write_text(f"MemTotal: {16 << 20} kB\nMemAvailable: {12 << 20} kB\n")
+    (folder / "proc/cpuinfo").write_text("flags : avx2\n")
+    (folder / "sys/fs/cgroup").mkdir(parents=True)
+    (folder / "sys/fs/cgroup/memory.max").write_text(limit)
+    (folder / "sys/fs/cgroup/memory.current").write_text(f"{GIB}\n")
+    return folder
+
+
+def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path) -> None:
+    machine = look(lambda _: "", root=machine_root(tmp_path, f"{4 * GIB}\n"))
+    assert (machine.memory, machine.available) == (4 * GIB, 3 * GIB)
+    assert machine.cpu_flags == {"avx2"}
+    assert machine.gpus == ()
+    assert machine.cpus
+
+
+def test_without_a_limit_the_memory_is_the_machines(tmp_path: Path) -> None:
+    machine = look(lambda _: "", root=machine_root(tmp_path, "max\n"))
+    assert (machine.memory, machine.available) == (16 * GIB, 12 * GIB)
+
+
+def test_disk_space_of_a_folder_that_is_yet_to_be_made(tmp_path: Path) -> None:
+    free, where = disk_free(tmp_path / "a" / "b")
+    assert free > 0
+    assert where == tmp_path

@@ -1,0 +1,366 @@
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engines.launch import Command, ProbeError, StartError
+from engines.runfile import Process, UnitState
+from engines.supervise import LIMIT, Supervisor, Unit, delay
+
+NOTHING = Command((), {})
+
+
+class Time:
+    """A clock that stands still unless somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+        self.frozen = False
+
+    def __call__(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+        await (asyncio.get_running_loop().create_future() if self.frozen else asyncio.sleep(0))
+
+
+class FakeChild:
+    def __init__(self, pid: int, journal: list[str], name: str, *, stubborn: bool = False) -> None:
+        self.pid = pid
+        self.keeper = Process(pid + 1000, 1)
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._journal, self._name, self._stubborn = journal, name, stubborn
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self.ended)
+
+    def terminate(self) -> None:
+        self._journal.append(f"terminate {self._name}")
+        if not self._stubborn:
+            self.end(143)
+
+    def kill(self) -> None:
+        self._journal.append(f"kill {self._name}")
+        self.end(137)
+
+    def end(self, code: int) -> None:
+        if not self.ended.done():
+            self.ended.set_result(code)
+
+
+class FakeLauncher:
+    """Starts children that end at once with the codes given, then ones that live."""
+
+    def __init__(self, journal: list[str]) -> None:
+        self.journal = journal
+        self.codes: list[int] = []
+        self.children: list[FakeChild] = []
+        self.stubborn = False
+
+    async def start(self, command: Command, log: Path) -> FakeChild:
+        await asyncio.sleep(0)
+        name = log.stem
+        self.journal.append(f"start {name}")
+        child = FakeChild(len(self.children) + 1, self.journal, name, stubborn=self.stubborn)
+        self.children.append(child)
+        if self.codes and (code := self.codes.pop(0)) >= 0:
+            child.end(code)
+        return child
+
+
+class FakeProbe:
+    def __init__(self, name: str, journal: list[str], checks: int, fault: Exception | None) -> None:
+        self._name, self._journal, self._checks, self._fault = name, journal, checks, fault
+
+    async def healthy(self) -> bool:
+        await asyncio.sleep(0)
+        self._checks -= 1
+        if self._checks < 0:
+            self._journal.append(f"healthy {self._name}")
+        return self._checks < 0
+
+    async def warm_up(self) -> None:
+        await asyncio.sleep(0)
+        if self._fault is not None:
+            raise self._fault
+        self._journal.append(f"warm {self._name}")
+
+    async def close(self) -> None:
+        self._journal.append(f"closed {self._name}")
+
+
+class World:
+    """One supervisor with all that is handed in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.journal: list[str] = []
+        self.states: list[UnitState] = []
+        self.time = Time()
+        self.launcher = FakeLauncher(self.journal)
+        self.supervisor = Supervisor(
+            self.launcher, self.states.append, clock=self.time, sleep=self.time.sleep
+        )
+
+    def unit(
+        self, name: str = "fast-0", device: str = "gpu:0", checks: int = 2, fault: Exception | None = None
+    ) -> Unit:
+        return Unit(
+            name=name,
+            url="http://127.0.0.1:1",
+            command=NOTHING,
+            log=self.folder / f"{name}.log",
+            device=device,
+            probe=lambda: FakeProbe(name, self.journal, checks, fault),
+            timeout=10.0,
+            grace=5.0,
+            tier="fast",
+        )
+
+    def history(self, name: str) -> list[str]:
+        found: list[str] = []
+        for state in self.states:
+            if state.name == name and (not found or found[-1] != state.state):
+                found.append(state.state)
+        return found
+
+    def last(self, name: str) -> UnitState:
+        return next(state for state in reversed(self.states) if state.name == name)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(10_000):
+            if condition():
+                return
+            await asyncio.sleep(0)
+        raise AssertionError(f"never came true; journal: {self.journal}")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_delays_double_up_to_a_minute() -> None:
+    assert [delay(n) for n in range(1, 9)] == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_an_engine_is_ready_after_health_and_one_completion(world: World) -> None:
+    asyncio.run(world.supervisor.start(world.unit()))
+    assert world.history("fast-0") == ["starting", "warming", "ready"]
+    assert world.journal == ["start fast-0", "healthy fast-0", "warm fast-0", "closed fast-0"]
+    assert world.last("fast-0").pid == 1
+
+
+def test_two_engines_of_one_gpu_start_one_after_the_other(world: World) -> None:
+    async def both() -> None:
+        await asyncio.gather(
+            world.supervisor.start(world.unit("fast-0")), world.supervisor.start(world.unit("exact-0"))
+        )
+
+    asyncio.run(both())
+    assert world.journal.index("warm fast-0") < world.journal.index("start exact-0")
+
+
+def test_engines_of_two_gpus_do_not_wait_for_each_other(world: World) -> None:
+    async def both() -> None:
+        await asyncio.gather(
+            world.supervisor.start(world.unit("fast-0", "gpu:0")),
+            world.supervisor.start(world.unit("exact-0", "gpu:1")),
+        )
+
+    asyncio.run(both())
+    assert world.journal.index("start exact-0") < world.journal.index("healthy fast-0")
+
+
+def test_death_at_the_first_start_is_an_error_with_the_telling_lines(world: World) -> None:
+    (world.folder / "fast-0.log").write_text("INFO: hello\nValueError: no such model\n")
+    world.launcher.codes = [1]
+    with pytest.raises(StartError) as caught:
+        asyncio.run(world.supervisor.start(world.unit()))
+    assert caught.value.what == "ended with exit code 1 before it was ready"
+    assert caught.value.lines == ("ValueError: no such model",)
+    assert caught.value.log == world.folder / "fast-0.log"
+    assert world.last("fast-0").state == "failed"
+    assert world.last("fast-0").pid is None
+
+
+def test_an_engine_that_never_gets_healthy_is_ended(world: World) -> None:
+    with pytest.raises(StartError, match="was not healthy after 10 s"):
+        asyncio.run(world.supervisor.start(world.unit(checks=10_000)))
+    assert world.journal[-1] == "kill fast-0"
+
+
+def test_a_failing_warm_up_is_an_error(world: World) -> None:
+    unit = world.unit(fault=ProbeError("the warm-up completion got 500"))
+    with pytest.raises(StartError, match="started, but the warm-up completion got 500"):
+        asyncio.run(world.supervisor.start(unit))
+    assert world.journal[-1] == "kill fast-0"
+
+
+def test_a_cancelled_start_leaves_nothing_running(world: World) -> None:
+    async def cancel() -> None:
+        starting = asyncio.create_task(world.supervisor.start(world.unit(checks=10_000)))
+        await world.until(lambda: "start fast-0" in world.journal)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(cancel())
+    assert "kill fast-0" in world.journal
+    assert world.launcher.children[0].ended.done()
+
+
+def test_a_start_that_is_cancelled_while_the_process_is_made_ends_it(world: World) -> None:
+    async def cancel() -> None:
+        starting = asyncio.create_task(world.supervisor.start(world.unit()))
+        await world.until(lambda: world.history("fast-0") == ["starting"])
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(cancel())
+    assert world.journal == ["start fast-0", "kill fast-0"]
+
+
+def test_a_crashed_engine_is_restarted_after_a_second(world: World) -> None:
+    async def crash() -> None:
+        await world.supervisor.start(world.unit())
+        world.time.slept.clear()
+        world.launcher.children[0].end(137)
+        await world.until(lambda: world.history("fast-0").count("ready") == 2)
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(crash())
+    assert world.history("fast-0")[:7] == [
+        "starting",
+        "warming",
+        "ready",
+        "backoff",
+        "starting",
+        "warming",
+        "ready",
+    ]
+    assert world.time.slept[0] == 1.0
+    assert world.last("fast-0").restarts == 1
+    backoff = next(state for state in world.states if state.state == "backoff")
+    assert backoff.error is not None
+    assert "SIGKILL" in backoff.error
+    assert backoff.pid is None
+
+
+def test_failures_in_a_row_wait_longer_and_end_in_giving_up(world: World) -> None:
+    async def crash() -> None:
+        await world.supervisor.start(world.unit())
+        world.launcher.codes = [1] * 10
+        world.time.slept.clear()
+        world.launcher.children[0].end(1)
+        await world.until(lambda: world.last("fast-0").state == "failed")
+
+    asyncio.run(crash())
+    assert [seconds for seconds in world.time.slept if seconds >= 1] == [1.0, 2.0, 4.0, 8.0]
+    assert len(world.launcher.children) == LIMIT
+    error = world.last("fast-0").error
+    assert error is not None
+    assert "given up after 5 failures in a row" in error
+
+
+@pytest.mark.parametrize(("served", "pauses"), [(179.0, [1.0, 2.0]), (180.0, [1.0, 1.0])])
+def test_three_healthy_minutes_forgive_earlier_failures(
+    world: World, served: float, pauses: list[float]
+) -> None:
+    async def crash() -> None:
+        await world.supervisor.start(world.unit(checks=0))
+        world.time.slept.clear()
+        for starts in (2, 3):
+            world.time.now += served
+            world.launcher.children[-1].end(1)
+            await world.until(lambda starts=starts: world.history("fast-0").count("ready") == starts)
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(crash())
+    assert world.time.slept == pauses
+
+
+def test_a_restart_waits_while_another_engine_of_the_gpu_starts(world: World) -> None:
+    async def crash() -> None:
+        await world.supervisor.start(world.unit("fast-0"))
+        slow = asyncio.create_task(world.supervisor.start(world.unit("exact-0", checks=30)))
+        await world.until(lambda: "start exact-0" in world.journal)
+        world.launcher.children[0].end(1)
+        await slow
+        await world.until(lambda: world.journal.count("start fast-0") == 2)
+        await world.supervisor.stop(["fast-0", "exact-0"])
+
+    asyncio.run(crash())
+    second = [at for at, entry in enumerate(world.journal) if entry == "start fast-0"][1]
+    assert world.journal.index("warm exact-0") < second
+
+
+def test_the_other_engine_is_left_alone_by_a_crash(world: World) -> None:
+    async def crash() -> None:
+        await world.supervisor.start(world.unit("fast-0"))
+        await world.supervisor.start(world.unit("exact-0"))
+        world.launcher.children[0].end(137)
+        await world.until(lambda: world.history("fast-0").count("ready") == 2)
+        assert not world.launcher.children[1].ended.done()
+        await world.supervisor.stop(["fast-0", "exact-0"])
+
+    asyncio.run(crash())
+    assert world.history("exact-0") == ["starting", "warming", "ready", "stopping", "stopped"]
+
+
+def test_stop_ends_all_and_restarts_nothing(world: World) -> None:
+    async def stop() -> None:
+        await world.supervisor.start(world.unit("fast-0"))
+        await world.supervisor.start(world.unit("exact-0"))
+        await world.supervisor.stop(["fast-0", "exact-0"])
+        for _ in range(100):
+            await asyncio.sleep(0)
+
+    asyncio.run(stop())
+    assert len(world.launcher.children) == 2
+    assert {world.last(name).state for name in ("fast-0", "exact-0")} == {"stopped"}
+    assert "kill fast-0" not in world.journal
+
+
+def test_stop_during_a_pause_starts_nothing_more(world: World) -> None:
+    async def stop() -> None:
+        await world.supervisor.start(world.unit(checks=0))
+        world.time.frozen = True
+        world.launcher.children[0].end(1)
+        await world.until(lambda: world.last("fast-0").state == "backoff")
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(stop())
+    assert len(world.launcher.children) == 1
+    assert world.last("fast-0").state == "stopped"
+
+
+def test_stop_during_a_restart_ends_what_was_started(world: World) -> None:
+    async def stop() -> None:
+        await world.supervisor.start(world.unit(checks=3))
+        world.launcher.children[0].end(1)
+        await world.until(lambda: len(world.launcher.children) == 2)
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(stop())
+    assert world.launcher.children[1].ended.done()
+    assert len(world.launcher.children) == 2
+
+
+def test_kill_ends_everything_while_a_stop_waits(world: World) -> None:
+    async def kill() -> None:
+        world.launcher.stubborn = True
+        await world.supervisor.start(world.unit())
+        stopping = asyncio.create_task(world.supervisor.stop(["fast-0"]))
+        await world.until(lambda: "terminate fast-0" in world.journal)
+        world.supervisor.kill()
+        await stopping
+
+    asyncio.run(kill())
+    assert world.journal[-1] == "kill fast-0"
+    assert world.last("fast-0").state == "stopped"
