@@ -37,10 +37,11 @@ from gateway.errors import (
 )
 from gateway.identity import Tenant, presented_key
 from gateway.limits import Ask, Lease
-from gateway.relay.client import Client, Headers, Receive, Scope, Send
+from gateway.relay.client import Client, Receive, Scope, Send
 from gateway.relay.forward import Forward
 from gateway.relay.sse import Tap, Usage
 from gateway.relay.upstream import ConnectFailed, LostEarly
+from gateway.relay.wire import Headers
 from gateway.runtime import Gateway
 from gateway.surface import HeaderView, find, header_bytes, models_reply, ready_reply
 from gateway.telemetry.record import Outcome, Record
@@ -276,18 +277,19 @@ class Exchange:
 
         return build
 
-    def _upstream_headers(self) -> dict[bytes, bytes]:
-        headers = {b"x-request-id": self.record.request_id.encode()}
+    def _upstream_headers(self) -> bytes:
+        """Header lines for the engine. Of the client's own, only what its dialect names goes on."""
+        lines = b"x-request-id: %b\r\n" % self._ids[0][1]
         for name in self._endpoint.dialect.forwarded:
             value = self._client.header(name)
             if value is not None:
-                headers[name] = value
+                lines += b"%b: %b\r\n" % (name, value)
         ids = self.record.trace
         if ids is not None:
-            headers[b"traceparent"] = traceparent(ids)
+            lines += b"traceparent: %b\r\n" % traceparent(ids)
             if ids.state is not None:
-                headers[b"tracestate"] = ids.state
-        return headers
+                lines += b"tracestate: %b\r\n" % ids.state
+        return lines
 
     def _note(self, engine: Engine, because: str, decision: Decision | None) -> None:
         record, spec = self.record, engine.spec

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.admin import admin_app
 from gateway.app import Public, reload, running
 from gateway.config import HostPort
-from gateway.relay.client import CLOSE_KEY
+from gateway.relay.wire import WIRE_KEY, Wire
 from gateway.runtime import Gateway
 
 logger = logging.getLogger("dualgauge.gateway")
@@ -36,16 +36,20 @@ BAD_REQUEST = (
 
 
 class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, with our error body, and a way to close a connection after its reply."""
+    """uvicorn's HTTP/1.1 protocol, with a short way for replies, and our error body."""
 
-    def on_headers_complete(self) -> None:
-        super().on_headers_complete()
-        cycle = self.cycle
+    _wire: Wire | None = None
 
-        def close() -> None:
-            cycle.keep_alive = False
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        # Called when a request's turn has come, pipelined ones included.
+        self._wire = wire = Wire(cycle)
+        cycle.scope[WIRE_KEY] = wire  # type: ignore[literal-required]
+        super()._start_asgi_task(cycle, app)
 
-        cycle.scope[CLOSE_KEY] = close  # type: ignore[literal-required]
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._wire is not None:
+            self._wire.lost()
 
     def send_400_response(self, msg: str) -> None:
         self.transport.write(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -75,12 +76,16 @@ class HeaderView(Mapping[str, str]):
     def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
         self._raw = raw
 
-    def __getitem__(self, name: str) -> str:
+    def get(self, name: str, default: Any = None) -> Any:
         key = name.encode("latin-1", "replace")
         values = [value for header, value in self._raw if header == key]
-        if not values:
+        return b", ".join(values).decode("latin-1") if values else default
+
+    def __getitem__(self, name: str) -> str:
+        value = self.get(name)
+        if value is None:
             raise KeyError(name)
-        return b", ".join(values).decode("latin-1")
+        return str(value)
 
     def __iter__(self) -> Iterator[str]:
         return iter(dict.fromkeys(name.decode("latin-1") for name, _ in self._raw))

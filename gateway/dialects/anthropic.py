@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from gateway.dialects.base import Dialect, Request, clean, number, parts_text, read_messages, read_model
-from gateway.dialects.body import Body
+from gateway.dialects.body import ANY, FLAG, LIST, NUMBER, OBJECT, WHOLE, Body
 from gateway.errors import ANTHROPIC_OVERLOADED, ANTHROPIC_TYPES, GatewayError, InvalidRequest, NothingReady
 from gateway.relay.sse import Usage
 
@@ -36,24 +36,24 @@ class AnthropicMessages(Dialect):
         clean(body)
         if "messages" not in body:
             raise InvalidRequest("messages is missing", param="messages")
-        messages = body.get("messages", list[Any], "a list of messages")
-        system = body.get_any("system") if "system" in body else None
+        messages = body.get("messages", LIST)
+        system = body.get("system", ANY) if "system" in body else None
         if system is not None and not isinstance(system, str | list):
             raise InvalidRequest("system must be a string or a list of blocks", param="system")
-        cap = body.get("max_tokens", int, "an integer")
+        cap = body.get("max_tokens", WHOLE)
         if cap is not None and cap < 0:
             raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
-        choice = body.get("tool_choice", dict[str, Any], "an object") if "tool_choice" in body else None
+        choice = body.get("tool_choice", OBJECT) if "tool_choice" in body else None
         return Request(
             body,
             model,
-            body.get("stream", bool, "true or false") or False,
+            body.get("stream", FLAG) or False,
             lambda: read_messages(messages, parts_text(system, [0])),
             output_tokens=cap,
             has_tools="tools" in body,
             structured=choice is not None and choice.get("type") in ("tool", "any"),
-            temperature=body.get("temperature", float, "a number"),
-            metadata=body.get("metadata", dict[str, object], "an object") if "metadata" in body else None,
+            temperature=body.get("temperature", NUMBER),
+            metadata=body.get("metadata", OBJECT) if "metadata" in body else None,
         )
 
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gateway.dialects.body import Body
+from gateway.dialects.body import OBJECT, TEXT, WHOLE, Body
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.relay.sse import Usage
 from policies.decision import Edits
@@ -92,7 +92,7 @@ class Dialect(ABC):
         if edits.max_tokens is not None:
             given = [name for name in self.caps if name in request.body]
             for name in given or self.caps[:1]:
-                asked = request.body.get(name, int, "an integer")
+                asked = request.body.get(name, WHOLE)
                 if asked is None or asked > edits.max_tokens:
                     request.body.set(name, edits.max_tokens)
         if edits.temperature is not None:
@@ -129,7 +129,7 @@ def number(value: object) -> int:
 
 
 def read_model(body: Body) -> str:
-    model = body.get("model", str, "a string")
+    model = body.get("model", TEXT)
     if not model:
         raise InvalidRequest("model is missing: name one that GET /v1/models lists", param="model")
     return model
@@ -143,7 +143,7 @@ def clean(body: Body) -> None:
     if "chat_template" in body:
         raise InvalidRequest("chat_template is not accepted: the model's own is used", param="chat_template")
     if "chat_template_kwargs" in body:
-        kwargs = body.get("chat_template_kwargs", dict[str, object], "an object")
+        kwargs = body.get("chat_template_kwargs", OBJECT)
         unknown = sorted(set(kwargs or ()) - TEMPLATE_KWARGS)
         if unknown:
             field = f"chat_template_kwargs.{unknown[0]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -14,7 +14,7 @@ from gateway.dialects.base import (
     read_messages,
     read_model,
 )
-from gateway.dialects.body import Body
+from gateway.dialects.body import ANY, FLAG, LIST, NUMBER, OBJECT, WHOLE, Body
 from gateway.errors import InvalidRequest
 from gateway.relay.sse import Usage
 from policies.facts import Conversation, Turn
@@ -50,18 +50,18 @@ def openai_usage(value: object) -> Usage | None:
 def ask_for_usage(request: Request) -> None:
     """Have the engine count a stream, whether or not the client wants to see it."""
     if request.stream and not request.wants_usage:
-        options = request.body.get("stream_options", dict[str, Any], "an object") or {}
+        options = request.body.get("stream_options", OBJECT) or {}
         request.body.set("stream_options", {**options, "include_usage": True})
         request.usage_injected = True
 
 
 def read_stream(body: Body) -> tuple[bool, bool]:
     """Whether the client streams, and whether it asked for usage; `stream_options` alone is dropped."""
-    stream = body.get("stream", bool, "true or false") or False
+    stream = body.get("stream", FLAG) or False
     if not stream:
         body.drop("stream_options")
         return False, True
-    options = body.get("stream_options", dict[str, Any], "an object") or {}
+    options = body.get("stream_options", OBJECT) or {}
     include = options.get("include_usage")
     if include is not None and not isinstance(include, bool):
         raise InvalidRequest(
@@ -72,13 +72,11 @@ def read_stream(body: Body) -> tuple[bool, bool]:
 
 def read_numbers(body: Body) -> tuple[int, int | None]:
     """`n`, and the output tokens asked for in all."""
-    n = body.get("n", int, "an integer")
+    n = body.get("n", WHOLE)
     if n is not None and n < 1:
         raise InvalidRequest("n must be at least 1", param="n")
     caps = [
-        cap
-        for name in ("max_tokens", "max_completion_tokens")
-        if (cap := body.get(name, int, "an integer")) is not None
+        cap for name in ("max_tokens", "max_completion_tokens") if (cap := body.get(name, WHOLE)) is not None
     ]
     if any(cap < 0 for cap in caps):
         raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
@@ -97,7 +95,7 @@ class OpenAIChat(Dialect):
         n, output_tokens = read_numbers(body)
         if "messages" not in body:
             raise InvalidRequest("messages is missing", param="messages")
-        messages = body.get("messages", list[Any], "a list of messages")
+        messages = body.get("messages", LIST)
         return Request(
             body,
             model,
@@ -107,7 +105,7 @@ class OpenAIChat(Dialect):
             n=n,
             has_tools="tools" in body or "functions" in body,
             structured=_structured(body),
-            temperature=body.get("temperature", float, "a number"),
+            temperature=body.get("temperature", NUMBER),
             metadata=_metadata(body),
             wants_usage=wants_usage,
         )
@@ -140,7 +138,7 @@ class OpenAICompletions(OpenAIChat):
         n, output_tokens = read_numbers(body)
         if "prompt" not in body and "prompt_embeds" not in body:
             raise InvalidRequest("prompt is missing", param="prompt")
-        prompt = body.get_any("prompt")
+        prompt = body.get("prompt", ANY)
         return Request(
             body,
             model,
@@ -149,7 +147,7 @@ class OpenAICompletions(OpenAIChat):
             output_tokens=output_tokens,
             n=n,
             structured=_structured(body),
-            temperature=body.get("temperature", float, "a number"),
+            temperature=body.get("temperature", NUMBER),
             metadata=_metadata(body),
             wants_usage=wants_usage,
         )
@@ -163,16 +161,16 @@ def prompt_conversation(prompt: object) -> Conversation:
 
 def _structured(body: Body) -> bool:
     if "response_format" in body:
-        kind = body.get("response_format", dict[str, Any], "an object")
+        kind = body.get("response_format", OBJECT)
         if kind is not None and kind.get("type") in ("json_object", "json_schema"):
             return True
     if any(name in body for name in GUIDED):
         return True
-    choice = body.get_any("tool_choice") if "tool_choice" in body else None
+    choice = body.get("tool_choice", ANY) if "tool_choice" in body else None
     return choice == "required" or isinstance(choice, dict)
 
 
 def _metadata(body: Body) -> dict[str, object] | None:
     if "metadata" not in body:
         return None
-    return body.get("metadata", dict[str, object], "an object")
+    return body.get("metadata", OBJECT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.dialects.base import Request, clean, read_model
-from gateway.dialects.body import Body
+from gateway.dialects.body import ANY, Body
 from gateway.dialects.openai_chat import OpenAIChat, prompt_conversation
 from gateway.errors import InvalidRequest
 
@@ -16,5 +16,5 @@ class OpenAIEmbeddings(OpenAIChat):
         clean(body)
         if "input" not in body and "messages" not in body:
             raise InvalidRequest("input is missing", param="input")
-        texts = body.get_any("input")
+        texts = body.get("input", ANY)
         return Request(body, model, False, lambda: prompt_conversation(texts), output_tokens=0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
 from gateway.dialects.base import ROLES, Dialect, Request, clean, number, openai_error, parts_text, read_model
-from gateway.dialects.body import Body
+from gateway.dialects.body import ANY, FLAG, NUMBER, OBJECT, TEXT, WHOLE, Body
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.relay.sse import Usage
 from policies.facts import Conversation, Turn
@@ -40,27 +40,27 @@ class OpenAIResponses(Dialect):
         clean(body)
         if "input" not in body and "prompt" not in body:
             raise InvalidRequest("input is missing", param="input")
-        items = body.get_any("input")
-        instructions = body.get("instructions", str, "a string") if "instructions" in body else None
-        cap = body.get("max_output_tokens", int, "an integer")
+        items = body.get("input", ANY)
+        instructions = body.get("instructions", TEXT) if "instructions" in body else None
+        cap = body.get("max_output_tokens", WHOLE)
         if cap is not None and cap < 0:
             raise InvalidRequest("max_output_tokens must not be negative", param="max_output_tokens")
-        text = body.get("text", dict[str, Any], "an object") if "text" in body else None
+        text = body.get("text", OBJECT) if "text" in body else None
         kind = text.get("format") if text else None
-        choice = body.get_any("tool_choice") if "tool_choice" in body else None
+        choice = body.get("tool_choice", ANY) if "tool_choice" in body else None
         return Request(
             body,
             model,
-            body.get("stream", bool, "true or false") or False,
+            body.get("stream", FLAG) or False,
             lambda: _conversation(items, instructions),
             output_tokens=cap,
             has_tools="tools" in body,
             structured=(isinstance(kind, dict) and kind.get("type") in ("json_object", "json_schema"))
             or choice == "required"
             or isinstance(choice, dict),
-            temperature=body.get("temperature", float, "a number"),
-            metadata=body.get("metadata", dict[str, object], "an object") if "metadata" in body else None,
-            previous_response_id=body.get("previous_response_id", str, "a string"),
+            temperature=body.get("temperature", NUMBER),
+            metadata=body.get("metadata", OBJECT) if "metadata" in body else None,
+            previous_response_id=body.get("previous_response_id", TEXT),
         )
 
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:

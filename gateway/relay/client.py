@@ -11,32 +11,30 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from gateway.errors import BodyTooLarge, ClientGone
+from gateway.relay.wire import WIRE_KEY, Headers, Wire
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
-
-CLOSE_KEY = "dualgauge.close"
-"""Where our server leaves a function in the scope that closes the connection after the reply."""
 
 
 class Client:
-    """One ASGI request. `gone` is true once the client left, `started` once a reply's head was sent."""
+    """One ASGI request. `gone` is true once the client left, `started` once a reply's head was sent; `wire`
+    is the short way to the client, where the server offers one."""
 
-    __slots__ = ("_finished", "_receive", "_send", "_task", "_watch", "gone", "headers", "scope", "started")
+    __slots__ = ("_receive", "_send", "_task", "_watch", "gone", "headers", "scope", "started", "wire")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
         self.headers: Headers = scope["headers"]
         self.gone = False
         self.started = False
+        self.wire: Wire | None = scope.get(WIRE_KEY) if scope["method"] != "HEAD" else None
         self._receive = receive
         self._send = send
         self._watch: asyncio.Task[Message] | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._finished = False
 
     def header(self, name: bytes) -> bytes | None:
         for key, value in self.headers:
@@ -49,71 +47,81 @@ class Client:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
             raise _too_large(limit)
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            self.gone = True
-            raise ClientGone
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body", False):
-            if len(body) > limit:
+        whole = self.wire.whole_body() if self.wire is not None else None
+        if whole is not None:
+            if len(whole) > limit:
                 raise _too_large(limit)
-            return body
-        parts = [body]
-        size = len(body)
+            return whole
+        parts: list[bytes] = []
+        size = 0
         while True:
-            if size > limit:
-                raise _too_large(limit)
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.gone = True
                 raise ClientGone
             part = message.get("body", b"")
             size += len(part)
+            if size > limit:
+                raise _too_large(limit)
             parts.append(part)
             if not message.get("more_body", False):
-                if size > limit:
-                    raise _too_large(limit)
                 return b"".join(parts)
 
     def watch(self) -> None:
         """From here on, a client that leaves cancels the calling task. The body must have been read."""
         self._task = asyncio.current_task()
-        watch = asyncio.ensure_future(self._receive())
-        watch.add_done_callback(self._left)
-        self._watch = watch
-
-    def _left(self, watch: asyncio.Future[Message]) -> None:
-        if self._finished or watch.cancelled():
+        if self.wire is not None:
+            self.wire.watch(self._left)
             return
+        self._watch = asyncio.ensure_future(self._receive())
+        self._watch.add_done_callback(self._received)
+
+    def _received(self, watch: asyncio.Future[Message]) -> None:
+        if not watch.cancelled():
+            self._left()
+
+    def _left(self) -> None:
         self.gone = True
         if self._task is not None:
             self._task.cancel()
 
     def finish(self) -> None:
         """No more is read or sent."""
-        self._finished = True
+        self._task = None
+        if self.wire is not None:
+            self.wire.unwatch()
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
 
     async def start(self, status: int, headers: Headers) -> None:
         self.started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        if self.wire is not None:
+            self.wire.start(status, headers)
+        else:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes, more: bool) -> None:
         """Part of a body; returns when the client has room for more."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        if self.wire is not None:
+            self.wire.write(data, more)
+            await self.wire.drain()
+        else:
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def reply(self, status: int, headers: Headers, body: bytes) -> None:
         """A whole reply with its content-length."""
-        await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        if self.wire is not None:
+            self.started = True
+            self.wire.reply(status, headers, body)
+        else:
+            await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+            await self.send(body, False)
 
     def close_after(self) -> None:
         """Have the connection closed when the reply has been sent, where the server offers that."""
-        close = self.scope.get(CLOSE_KEY)
-        if close is not None:
-            close()
+        if self.wire is not None:
+            self.wire.close_after()
 
 
 def _too_large(limit: int) -> BodyTooLarge:

@@ -19,7 +19,7 @@ class Reachable(Protocol):
 async def fetch(upstream: Reachable, path: str, seconds: float, method: str = "GET") -> tuple[int, bytes]:
     """(status, body) of one request. Raises OSError or TimeoutError where there is no answer in `seconds`."""
     limits = Limits(seconds, seconds, seconds, seconds)
-    payload = upstream.head.build(method, path, {}, b"")
+    payload = upstream.head.build(method, path, b"", b"")
     for fresh in (False, True):
         try:
             connection = await upstream.pool.acquire(seconds, fresh=fresh)

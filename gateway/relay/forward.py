@@ -8,9 +8,10 @@ import msgspec
 
 from gateway.errors import EngineBroke, GatewayError
 from gateway.relay import replies
-from gateway.relay.client import Client, Headers
+from gateway.relay.client import Client
 from gateway.relay.sse import Tap, Usage
 from gateway.relay.upstream import Connection, LostLate, TimedOut
+from gateway.relay.wire import Headers
 
 JSON_HELD = 8 << 20
 ERROR_HELD = 1 << 20
@@ -125,6 +126,8 @@ class Forward:
     async def _stream(self, content_type: bytes) -> None:
         client, connection, tap = self._client, self._connection, self.tap
         while True:
+            if client.wire is not None:
+                await client.wire.drain()
             data = connection.take()
             if data:
                 data = tap.feed(data)
@@ -140,7 +143,19 @@ class Forward:
                 if complete:
                     return
             connection.check()
-            await connection.wait()
+            if client.started and client.wire is not None:
+                await connection.flow(self._pour)
+            else:
+                await connection.wait()
+
+    def _pour(self, data: bytes) -> bool:
+        """Bytes of a stream under way, from one socket to the other; false where the client is slow."""
+        wire = self._client.wire
+        assert wire is not None
+        data = self.tap.feed(data)
+        if data:
+            wire.write(data, True)
+        return not wire.paused
 
 
 def _content_type(connection: Connection) -> bytes:

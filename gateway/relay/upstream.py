@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -69,6 +69,10 @@ class Limits:
     total: float
 
 
+Sink = Callable[[bytes], bool]
+"""Takes body bytes where they arrive, without waking the request; false: stop, and wake it."""
+
+
 class Connection(asyncio.Protocol):
     """One connection; carries one exchange at a time. A caller that got it from `Pool.acquire` writes with
     `start`, then alternates `wait` and `take`, and gives it back with `Pool.release` whatever happens."""
@@ -90,6 +94,7 @@ class Connection(asyncio.Protocol):
         self._broken: str | None = None
         self._dirty = False
         self._keep_alive = False
+        self._sink: Sink | None = None
         self.pool: Pool | None = None
         self.idle_since = 0.0
         self.reused = False
@@ -137,6 +142,10 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:
             self._fail(f"not HTTP: {exc}")
+        if self._sink is not None and self._chunks and not self.complete:
+            if self._sink(self.take()):
+                return
+            self._sink = None
         if self._size > HIGH_WATER and not self._paused and not self.lost:
             self._paused = True
             self._transport.pause_reading()
@@ -187,6 +196,15 @@ class Connection(asyncio.Protocol):
         self._started_at = self._active_at = self._loop.time()
         self._transport.write(request)
         self._timer = self._loop.call_later(min(limits.first_byte, limits.total), self._on_timer)
+
+    async def flow(self, sink: Sink) -> None:
+        """Hand body bytes to `sink` as they arrive; returns when it has had enough, and at the end, a loss or
+        a timeout. What came last may be left to `take`."""
+        self._sink = sink
+        try:
+            await self.wait()
+        finally:
+            self._sink = None
 
     async def wait(self) -> None:
         """Until something is at hand: bytes, the end, a loss or a timeout."""
@@ -389,7 +407,7 @@ class Pool:
 
 
 class RequestHead:
-    """The bytes before `content-length` that are the same in every request to one engine and path."""
+    """The bytes of a request's head that are the same in every request to one engine and path."""
 
     def __init__(self, address: Address, api_key: str | None) -> None:
         self._common = f" HTTP/1.1\r\nhost: {address.authority}\r\n" + (
@@ -398,19 +416,15 @@ class RequestHead:
         self._base = address.base
         self._prepared: dict[tuple[str, str], bytes] = {}
 
-    def build(self, method: str, path: str, headers: Mapping[bytes, bytes], body: bytes) -> bytes:
-        """`path` comes from the route table or an id that was checked, never raw from a client."""
+    def build(self, method: str, path: str, extra: bytes, body: bytes) -> bytes:
+        """`path` is from the route table or quoted, never raw from a client; `extra` is header lines."""
         prepared = self._prepared.get((method, path))
         if prepared is None:
             prepared = f"{method} {self._base}{path}{self._common}".encode("ascii")
+            if method != "GET":
+                prepared += b"content-type: application/json\r\n"
             if len(self._prepared) < MAX_PREPARED:
                 self._prepared[method, path] = prepared
-        extra = b"".join(b"%b: %b\r\n" % item for item in headers.items())
         if method == "GET":
             return b"%b%b\r\n" % (prepared, extra)
-        return b"%bcontent-type: application/json\r\n%bcontent-length: %d\r\n\r\n%b" % (
-            prepared,
-            extra,
-            len(body),
-            body,
-        )
+        return b"%b%bcontent-length: %d\r\n\r\n%b" % (prepared, extra, len(body), body)
