@@ -254,7 +254,7 @@ class Exchange:
         assert self._tenant is not None
         plan = self._snapshot.policy.plans.get(self._tenant.plan, UNLIMITED)
         if plan.tokens is not None or plan.tier_tokens:
-            turns = self._request.read().turns
+            turns = self._request.conversation().turns
             self._prompt = sum(estimate_tokens(turn.text) for turn in turns)
         ask = Ask(self._tenant.name, plan, decision.tier, self._prompt, self._request.output_tokens)
         self._lease = await self._gateway.store.reserve(ask, self._gateway.clock())

@@ -66,7 +66,7 @@ def make_facts(
     return Facts(
         dialect=dialect,
         model=request.model,
-        read=request.read,
+        read=request.conversation,
         headers=headers,
         metadata=request.metadata,
         tenant=tenant,

@@ -62,6 +62,13 @@ class Request:
     wants_usage: bool = True
     usage_injected: bool = False
     sent_model: str | None = None
+    _conversation: Conversation | None = None
+
+    def conversation(self) -> Conversation:
+        """What the request says, read once and only where somebody asks."""
+        if self._conversation is None:
+            self._conversation = self.read()
+        return self._conversation
     previous_response_id: str | None = None
 
 
@@ -181,7 +188,12 @@ def read_messages(messages: object, system: str | None = None) -> Conversation:
         role = ROLES.get(message.get("role"))
         if role is None:
             continue
+        if role == "tool":
+            results += 1
         content = message.get("content")
+        if type(content) is str:
+            turns.append(Turn(role, content))
+            continue
         blocks = [b for b in content if isinstance(b, dict)] if isinstance(content, list) else []
         returned = [b for b in blocks if b.get("type") == "tool_result"]
         if returned:
@@ -190,7 +202,5 @@ def read_messages(messages: object, system: str | None = None) -> Conversation:
             content = [b for b in blocks if b.get("type") != "tool_result"]
             if not content:
                 continue
-        if role == "tool":
-            results += 1
         turns.append(Turn(role, parts_text(content, images)))
     return Conversation(tuple(turns), results, images[0])

@@ -14,6 +14,10 @@ from gateway.limits import Ask, duration
 from policies.units import Rate
 
 Headers = list[tuple[bytes, bytes]]
+HEADER_NAMES = {
+    kind: tuple(f"x-ratelimit-{what}-{kind}".encode() for what in ("limit", "remaining", "reset"))
+    for kind in ("requests", "tokens")
+}
 
 
 class Bucket:
@@ -169,13 +173,11 @@ def _check(kind: str, bucket: Bucket, amount: int, now: float, plan: str) -> Non
 def _headers(wanted: list[tuple[str, Bucket, int]]) -> Headers:
     headers: Headers = []
     for kind, bucket, _ in wanted:
-        if kind not in ("requests", "tokens"):
+        names = HEADER_NAMES.get(kind)
+        if names is None:
             continue
-        name = kind.encode()
-        reset = (bucket.rate.amount - bucket.level) / bucket.rate.per_second
-        headers += [
-            (b"x-ratelimit-limit-" + name, b"%d" % bucket.rate.amount),
-            (b"x-ratelimit-remaining-" + name, b"%d" % max(0, math.floor(bucket.level))),
-            (b"x-ratelimit-reset-" + name, duration(reset).encode()),
-        ]
+        amount, level = bucket.rate.amount, bucket.level
+        headers.append((names[0], b"%d" % amount))
+        headers.append((names[1], b"%d" % level if level > 0 else b"0"))
+        headers.append((names[2], duration((amount - level) / bucket.rate.per_second).encode()))
     return headers

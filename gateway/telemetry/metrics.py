@@ -3,15 +3,15 @@ configuration and fixed words, never what a client sent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engines.fleet import Fleet
 from gateway.limits import Store
+from gateway.telemetry.counters import Buckets, Count, Counter, Histogram
 from gateway.telemetry.record import Record
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -65,55 +65,53 @@ class Metrics:
 
     def __init__(self, fleet: Fleet, store: Store) -> None:
         self.registry = CollectorRegistry()
-        counter = partial(Counter, registry=self.registry)
-        histogram = partial(Histogram, registry=self.registry)
-        gauge = partial(Gauge, registry=self.registry)
-        self._requests = counter(
-            "dualgauge_requests", "Requests that ended", ["dialect", "tier", "rule", "outcome"]
+        self._requests = self._counter(
+            "dualgauge_requests", "Requests that ended", "dialect", "tier", "rule", "outcome"
         )
-        self._degraded = counter(
-            "dualgauge_degraded", "Answers by a less precise tier than decided", ["rule"]
+        self._degraded = self._counter("dualgauge_degraded", "Answers less precise than decided", "rule")
+        self._limited = self._counter("dualgauge_limited", "Requests refused by a limit", "kind")
+        self._tokens = self._counter("dualgauge_tokens", "Prompt, cached and completion tokens", "tier", "kind")
+        self._retries = self._counter("dualgauge_retries", "Attempts after the first", "tier")
+        self._reload_failures = self._counter(
+            "dualgauge_reload_failures", "Reloads that kept the old file", "file"
         )
-        self._limited = counter("dualgauge_limited", "Requests refused by a limit", ["kind"])
-        self._tokens = counter(
-            "dualgauge_tokens", "Tokens by kind: prompt, cached, completion", ["tier", "kind"]
-        )
-        self._retries = counter("dualgauge_retries", "Attempts after the first", ["tier"])
-        self._first = histogram(
+        self._first = self._histogram(
             "dualgauge_time_to_first_token_seconds",
-            "From the request to the first byte of a stream's body",
-            ["tier"],
-            buckets=FIRST_TOKEN,
+            "From the request to the first bytes of its stream",
+            FIRST_TOKEN,
+            "tier",
         )
-        self._whole = histogram(
-            "dualgauge_request_seconds", "From the request to its end", ["dialect", "tier"], buckets=LATENCY
+        self._whole = self._histogram(
+            "dualgauge_request_seconds", "From the request to its end", LATENCY, "dialect", "tier"
         )
-        self._queue = histogram(
-            "dualgauge_queue_seconds", "Waiting for an engine to be ready", ["tier"], buckets=LATENCY
+        self._queue = self._histogram(
+            "dualgauge_queue_seconds", "Waiting for an engine to be ready", LATENCY, "tier"
         )
-        self._overhead = histogram(
-            "dualgauge_overhead_seconds", "From the request's last byte to asking an engine", buckets=DECISION
-        )
-        self._decision = histogram(
-            "dualgauge_decision_seconds", "Measuring signals and deciding", buckets=DECISION
-        )
-        self._policy = gauge("dualgauge_policy_info", "1 for the policy in force", ["hash"])
-        self._reload_failures = counter(
-            "dualgauge_reload_failures", "Reloads that kept the old file", ["file"]
-        )
-        self._by_labels: dict[tuple[str, str, str, str], Counter] = {}
-        self._by_tier: dict[str, tuple[Counter, Counter, Counter, Histogram]] = {}
-        self._by_dialect: dict[tuple[str, str], Histogram] = {}
+        self._overhead = self._histogram(
+            "dualgauge_overhead_seconds", "From the request's last byte to asking an engine", DECISION
+        ).labels()
+        self._decision = self._histogram(
+            "dualgauge_decision_seconds", "Measuring signals and deciding", DECISION
+        ).labels()
+        self._policy = Gauge("dualgauge_policy_info", "1 for the policy in force", ["hash"], registry=self.registry)
+        self._by_tier: dict[str, tuple[Count, Count, Count, Buckets]] = {}
         self.registry.register(FleetCollector(fleet, store))
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        counter = Counter(name, text, labels)
+        self.registry.register(counter)
+        return counter
+
+    def _histogram(self, name: str, text: str, bounds: Sequence[float], *labels: str) -> Histogram:
+        histogram = Histogram(name, text, labels, bounds=bounds)
+        self.registry.register(histogram)
+        return histogram
 
     def count(self, record: Record) -> None:
         """One request, whatever became of it."""
         tier = record.tier or "none"
-        labels = (record.dialect, tier, record.rule or "none", record.outcome)
-        requests = self._by_labels.get(labels)
-        if requests is None:
-            requests = self._by_labels[labels] = self._requests.labels(*labels)
-        requests.inc()
+        self._requests.labels(record.dialect, tier, record.rule or "none", record.outcome).value += 1
+        self._whole.labels(record.dialect, tier).observe(record.ended - record.started)
         children = self._by_tier.get(tier)
         if children is None:
             children = self._by_tier[tier] = (
@@ -123,26 +121,21 @@ class Metrics:
                 self._first.labels(tier),
             )
         prompt, cached, completion, first = children
-        if record.usage is not None:
-            prompt.inc(record.usage.prompt)
-            if record.usage.cached:
-                cached.inc(record.usage.cached)
-            completion.inc(record.usage.completion)
-        if record.first_token is not None and record.stream:
+        usage = record.usage
+        if usage is not None:
+            prompt.value += usage.prompt
+            cached.value += usage.cached
+            completion.value += usage.completion
+        if record.stream and record.first_token is not None:
             first.observe(record.first_token - record.started)
-        key = (record.dialect, tier)
-        whole = self._by_dialect.get(key)
-        if whole is None:
-            whole = self._by_dialect[key] = self._whole.labels(*key)
-        whole.observe(record.ended - record.started)
         if record.decide_seconds is not None:
             self._decision.observe(record.decide_seconds)
         if record.degraded:
-            self._degraded.labels(record.rule).inc()
+            self._degraded.labels(record.rule).add()
         if record.outcome == "limited":
-            self._limited.labels(record.error_code or "rate_limit_exceeded").inc()
+            self._limited.labels(record.error_code).add()
         if record.attempts > 1:
-            self._retries.labels(tier).inc(record.attempts - 1)
+            self._retries.labels(tier).add(record.attempts - 1)
         if record.queue_seconds:
             self._queue.labels(tier).observe(record.queue_seconds)
 
@@ -154,7 +147,7 @@ class Metrics:
         self._policy.labels(hash_).set(1)
 
     def reload_failed(self, file: str) -> None:
-        self._reload_failures.labels(file).inc()
+        self._reload_failures.labels(file).add()
 
     def text(self) -> bytes:
         """The exposition format, version 0.0.4."""

@@ -1,0 +1,122 @@
+"""A reply written straight to the server's transport: one write a reply, one a burst of tokens.
+
+ASGI's `send` costs a coroutine, a message and a check of every header for each part of a reply. Our own
+server leaves a `Wire` in the scope instead, and calls it when the client's connection is lost; under any
+other ASGI server there is none, and replies go through `send`.
+"""
+
+from __future__ import annotations
+
+import http
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+Headers = list[tuple[bytes, bytes]]
+
+WIRE_KEY = "dualgauge.wire"
+STATUS_LINES = {
+    status: f"HTTP/1.1 {status} {phrase}\r\n".encode()
+    for status in range(200, 600)
+    for phrase in [http.HTTPStatus(status).phrase if status in set(http.HTTPStatus) else "Status"]
+}
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class Wire:
+    """The server's side of one request. Writes never wait: a writer looks at `paused`, and awaits `drain`."""
+
+    __slots__ = ("_cycle", "_head", "_on_gone")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._head = b""
+        self._on_gone: Callable[[], None] | None = None
+
+    def whole_body(self) -> bytes | None:
+        """The request's body where all of it is here already."""
+        cycle = self._cycle
+        if cycle.more_body or cycle.disconnected:
+            return None
+        cycle.flow.resume_reading()
+        return bytes(cycle.body)
+
+    def watch(self, on_gone: Callable[[], None]) -> None:
+        """Have `on_gone` called once when the client leaves before its reply is complete."""
+        if self._cycle.disconnected:
+            on_gone()
+        else:
+            self._on_gone = on_gone
+
+    def unwatch(self) -> None:
+        self._on_gone = None
+
+    def lost(self) -> None:
+        """The server saw the connection end."""
+        if self._cycle.response_complete:
+            return
+        self._cycle.disconnected = True
+        on_gone, self._on_gone = self._on_gone, None
+        if on_gone is not None:
+            on_gone()
+
+    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole reply; its content-length is added."""
+        cycle = self._cycle
+        if cycle.disconnected:
+            return
+        head = self._build(status, headers, b"content-length: %d\r\n\r\n" % len(body))
+        cycle.transport.write(head + body)
+        self._complete()
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Begin a chunked reply; its head goes out with the first bytes."""
+        self._head = self._build(status, headers, b"transfer-encoding: chunked\r\n\r\n")
+
+    def write(self, data: bytes, more: bool) -> None:
+        cycle = self._cycle
+        if cycle.disconnected:
+            return
+        framed = b"%b%x\r\n%b\r\n" % (self._head, len(data), data) if data else self._head
+        self._head = b""
+        cycle.transport.write(framed if more else framed + LAST_CHUNK)
+        if not more:
+            self._complete()
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client takes its bytes more slowly than they come."""
+        return self._cycle.flow.write_paused
+
+    async def drain(self) -> None:
+        if self._cycle.flow.write_paused and not self._cycle.disconnected:
+            await self._cycle.flow.drain()
+
+    def close_after(self) -> None:
+        """Close the connection once the reply is complete."""
+        self._cycle.keep_alive = False
+
+    def _build(self, status: int, headers: Headers, tail: bytes) -> bytes:
+        cycle = self._cycle
+        cycle.response_started = True
+        cycle.waiting_for_100_continue = False
+        parts = [STATUS_LINES[status]]
+        for name, value in cycle.default_headers:
+            parts += (name, b": ", value, b"\r\n")
+        for name, value in headers:
+            parts += (name, b": ", value, b"\r\n")
+        if not cycle.keep_alive:
+            parts.append(b"connection: close\r\n")
+        parts.append(tail)
+        return b"".join(parts)
+
+    def _complete(self) -> None:
+        cycle = self._cycle
+        self._on_gone = None
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()

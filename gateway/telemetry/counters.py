@@ -1,0 +1,94 @@
+"""Counters and histograms that cost a list item to count, read by prometheus-client when it is scraped.
+
+One event loop writes and reads them, so they need no lock; `prometheus_client.Counter` takes one for each
+increment, and a search through its labels.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+Labels = tuple[str, ...]
+
+
+class Count:
+    """One series of a counter."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, amount: float = 1.0) -> None:
+        self.value += amount
+
+
+class Counter(Collector):
+    """A counter with labels; `name` without `_total`."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = ()) -> None:
+        self._name, self._text, self._labels = name, text, tuple(labels)
+        self._series: dict[Labels, Count] = {}
+        if not labels:
+            self.labels()
+
+    def labels(self, *values: str) -> Count:
+        """The series of these values, made where there is none."""
+        series = self._series.get(values)
+        if series is None:
+            series = self._series[values] = Count()
+        return series
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(self._name, self._text, labels=self._labels)
+        for values, series in self._series.items():
+            family.add_metric(values, series.value)
+        yield family
+
+
+class Buckets:
+    """One series of a histogram."""
+
+    __slots__ = ("_bounds", "counts", "sum")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self._bounds, value)] += 1
+        self.sum += value
+
+
+class Histogram(Collector):
+    """A histogram with labels; `bounds` are upper bounds, ascending, without infinity."""
+
+    def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, bounds: Sequence[float]) -> None:
+        self._name, self._text, self._labels = name, text, tuple(labels)
+        self._bounds = tuple(bounds)
+        self._series: dict[Labels, Buckets] = {}
+        if not labels:
+            self.labels()
+
+    def labels(self, *values: str) -> Buckets:
+        """The series of these values, made where there is none."""
+        series = self._series.get(values)
+        if series is None:
+            series = self._series[values] = Buckets(self._bounds)
+        return series
+
+    def collect(self) -> Iterable[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
+        for values, series in self._series.items():
+            total = 0
+            cumulative: list[tuple[str, float]] = []
+            for bound, count in zip((*self._bounds, float("inf")), series.counts, strict=True):
+                total += count
+                cumulative.append(("+Inf" if bound == float("inf") else repr(float(bound)), total))
+            family.add_metric(values, cumulative, series.sum)
+        yield family
