@@ -33,7 +33,9 @@ engines:
   - {name: fast-0, tier: fast, kind: external, url: "http://127.0.0.1:1", served_model: smollm2, precision: awq}
   - {name: exact-0, tier: exact, kind: external, url: "http://127.0.0.1:2", served_model: smollm2, precision: fp16}
 """
-PROMPT = ("Summarise the plot of Hamlet in three sentences and say which character interests you most. " * 9)[:140]
+PROMPT = ("Summarise the plot of Hamlet in three sentences and say which character interests you most. " * 9)[
+    :140
+]
 REPLY = (
     b'{"id":"chatcmpl-0123456789abcdef","object":"chat.completion","created":1790000000,"model":"smollm2",'
     b'"choices":[{"index":0,"message":{"role":"assistant","content":"The quick brown fox jumps."},'
@@ -171,7 +173,8 @@ async def main(args: argparse.Namespace) -> None:
     assert current is not None
     connection = current
     connection.data_received(
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n" + chunked(CHUNK)
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        + chunked(CHUNK)
     )
     await asyncio.sleep(0.01)
     data = chunked(CHUNK)
@@ -190,7 +193,9 @@ async def main(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--requests", type=int, default=20_000)
     parser.add_argument("--tokens", type=int, default=200_000)
     parser.add_argument("--profile", action="store_true")

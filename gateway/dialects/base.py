@@ -69,6 +69,7 @@ class Request:
         if self._conversation is None:
             self._conversation = self.read()
         return self._conversation
+
     previous_response_id: str | None = None
 
 

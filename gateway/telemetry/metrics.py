@@ -70,7 +70,9 @@ class Metrics:
         )
         self._degraded = self._counter("dualgauge_degraded", "Answers less precise than decided", "rule")
         self._limited = self._counter("dualgauge_limited", "Requests refused by a limit", "kind")
-        self._tokens = self._counter("dualgauge_tokens", "Prompt, cached and completion tokens", "tier", "kind")
+        self._tokens = self._counter(
+            "dualgauge_tokens", "Prompt, cached and completion tokens", "tier", "kind"
+        )
         self._retries = self._counter("dualgauge_retries", "Attempts after the first", "tier")
         self._reload_failures = self._counter(
             "dualgauge_reload_failures", "Reloads that kept the old file", "file"
@@ -93,7 +95,9 @@ class Metrics:
         self._decision = self._histogram(
             "dualgauge_decision_seconds", "Measuring signals and deciding", DECISION
         ).labels()
-        self._policy = Gauge("dualgauge_policy_info", "1 for the policy in force", ["hash"], registry=self.registry)
+        self._policy = Gauge(
+            "dualgauge_policy_info", "1 for the policy in force", ["hash"], registry=self.registry
+        )
         self._by_tier: dict[str, tuple[Count, Count, Count, Buckets]] = {}
         self.registry.register(FleetCollector(fleet, store))
 
