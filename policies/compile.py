@@ -154,11 +154,12 @@ def _signal(expression: SignalTest) -> Condition:
     name, operand = expression.signal, expression.operand
     signal, compare = SIGNALS[name], _COMPARE[expression.op]
     measure = signal.read
-    asked = f"{COMPARISONS[expression.op]} {_listed(operand)}".strip()
-    if signal.kind == "flag" and expression.op == "equals":
-        text = name if operand is True else f"not {name}"
+    wanted = f"{COMPARISONS[expression.op]} {_listed(operand)}".strip()
+    asked, denied = wanted, ""
+    if expression.op in ("equals", "in"):
+        text, asked, denied = f"{name} is {wanted}", "", f", not {wanted}"
     else:
-        text = f"{name} {'is ' if expression.op in ('equals', 'in') else ''}{asked}"
+        text = f"{name} {wanted}"
 
     def test(facts: Facts, memo: Memo) -> bool:
         if name in memo:
@@ -167,7 +168,7 @@ def _signal(expression: SignalTest) -> Condition:
             value = memo[name] = measure(facts, memo)
         return value is not None and compare(value, operand)
 
-    return Condition("signal", text, test, signal=name, asked=asked)
+    return Condition("signal", text, test, signal=name, asked=asked, denied=denied)
 
 
 def _field(expression: FieldTest) -> Condition:

@@ -21,8 +21,8 @@ ALWAYS = "it has no `when`"
 class Condition:
     """A compiled condition: `test` decides, `text` says what it asks, `parts` are what it is made of.
 
-    `signal` is the name of the signal that it tests and `asked` what of it, `denied` the text of a field's
-    test that does not hold.
+    `signal` is the name of the signal that it tests, `asked` the bound of a test by order, and `denied` what
+    is said where it does not hold.
     """
 
     kind: Literal["all", "any", "not", "class", "signal", "field"]
@@ -165,6 +165,6 @@ def _measured(condition: Condition, held: bool, memo: Memo) -> str:
     if isinstance(value, bool):
         return f"{condition.signal} is {'true' if value else 'false'}"
     shown = f"{value:.2f}" if isinstance(value, float) else str(value)
-    if condition.asked[0] in "<>":
+    if condition.asked:
         return f"{condition.signal} {shown}{'' if held else ', not'} {condition.asked}"
-    return f"{condition.signal} is {shown}" + ("" if held else f", not {condition.asked}")
+    return f"{condition.signal} is {shown}{'' if held else condition.denied}"

@@ -1,76 +1,79 @@
-"""How likely a text wants code or calculation: 0..1."""
+"""How far a text asks for code or maths, 0..1: two logistic regressions over the same features.
+
+The weights are data (`weights.json`), fitted by `bench/fit_classifier.py`.
+"""
 
 from __future__ import annotations
 
-import re
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from math import exp
+from typing import NamedTuple
 
-_WORDS = re.compile(r"[^\W\d_]+")
-_CODE = frozenset(
-    [
-        "code",
-        "coding",
-        "script",
-        "function",
-        "regex",
-        "sql",
-        "python",
-        "javascript",
-        "typescript",
-        "java",
-        "bash",
-        "shell",
-        "html",
-        "css",
-        "json",
-        "yaml",
-        "api",
-        "bug",
-        "debug",
-        "compile",
-        "compiler",
-        "refactor",
-        "unittest",
-        "class",
-        "method",
-        "algorithm",
-        "query",
-        "database",
-        "stacktrace",
-        "скрипт",
-        "код",
-        "функцию",
-        "функция",
-        "функции",
-        "запрос",
-        "программу",
-        "код",
-        "регулярное",
-    ]
-)
-_MATH = frozenset(
-    [
-        "solve",
-        "equation",
-        "integral",
-        "derivative",
-        "prove",
-        "theorem",
-        "probability",
-        "calculate",
-        "sum",
-        "fraction",
-    ]
-)
+from policies.signals.features import NAMES, VERSION, Features, measure
+
+Weights = tuple[float, ...]
+FILE = "weights.json"
+
+
+class Scores(NamedTuple):
+    """Both 0..1; 0.5 and more reads as yes."""
+
+    code: float
+    math: float
+
+
+class Model(NamedTuple):
+    """A weight for each of NAMES, then the bias."""
+
+    code: Weights
+    math: Weights
+
+
+def read_model(text: str) -> Model:
+    """The weights in a text; ValueError where they were fitted to other features than these."""
+    data = json.loads(text)
+    if data.get("features") != VERSION:
+        raise ValueError(
+            f"the weights are for features {data.get('features')}, these are {VERSION}: fit anew"
+        )
+    return Model(_weights(data["code"]), _weights(data["math"]))
+
+
+def _weights(named: Mapping[str, float]) -> Weights:
+    if named.keys() != {*NAMES, "bias"}:
+        odd = sorted(named.keys() ^ {*NAMES, "bias"})
+        raise ValueError(f"the weights do not fit the features, see {', '.join(odd[:5])}: fit anew")
+    return (*(float(named[name]) for name in NAMES), float(named["bias"]))
+
+
+@cache
+def shipped_model() -> Model:
+    """The weights that come with the package."""
+    return read_model((resources.files("policies.signals") / FILE).read_text(encoding="utf-8"))
+
+
+def score(features: Features, model: Model) -> Scores:
+    """Both scores of measured features."""
+    code_weights, math_weights = model
+    code, math = code_weights[-1], math_weights[-1]
+    for index, value in features.items():
+        code += code_weights[index] * value
+        math += math_weights[index] * value
+    return Scores(_logistic(code), _logistic(math))
+
+
+def scores(text: str) -> Scores:
+    """How far a text asks for code and for maths."""
+    return score(measure(text), shipped_model())
 
 
 def code_score(text: str) -> float:
-    """The likelihood that a text asks for code or shows it."""
-    words = {word.lower() for word in _WORDS.findall(text)}
-    hits = len(words & _CODE) + 2 * ("```" in text)
-    return min(1.0, hits / 4 + 0.25 * (hits > 0))
+    """How far a text asks for code or shows it."""
+    return scores(text).code
 
 
-def math_score(text: str) -> float:
-    """The likelihood that a text asks for a calculation, a proof or reasoning over numbers."""
-    words = {word.lower() for word in _WORDS.findall(text)}
-    return min(1.0, len(words & _MATH) / 3)
+def _logistic(value: float) -> float:
+    return 1 / (1 + exp(-value)) if value > -30 else 0.0

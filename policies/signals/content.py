@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from policies.facts import Facts
-from policies.signals.classifier import code_score, math_score
+from policies.signals.classifier import Scores, scores
 from policies.signals.script import SCRIPTS, script_of
 from policies.signals.signal import Memo, Signal
 from policies.signals.tokens import estimate_tokens
 
+SHORT = 240
+CARRIED = 0.75
+_SCORES = ".scores"
 
-def _code(facts: Facts, _memo: Memo) -> float:
-    return code_score(facts.last_user_text())
+
+def _scores(facts: Facts, memo: Memo) -> Scores:
+    """The last user turn decides; a short one that follows up on code or maths takes most of their score."""
+    if _SCORES in memo:
+        return memo[_SCORES]  # type: ignore[no-any-return]
+    turns = facts.turns
+    last = next((i for i in range(len(turns) - 1, -1, -1) if turns[i].role == "user"), None)
+    found = Scores(0.0, 0.0) if last is None else scores(turns[last].text)
+    memo[_SCORES] = found
+    return found
 
 
-def _math(facts: Facts, _memo: Memo) -> float:
-    return math_score(facts.last_user_text())
+def _code(facts: Facts, memo: Memo) -> float:
+    return _scores(facts, memo).code
+
+
+def _math(facts: Facts, memo: Memo) -> float:
+    return _scores(facts, memo).math
 
 
 def _prompt_tokens(facts: Facts, _memo: Memo) -> int:
