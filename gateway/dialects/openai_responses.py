@@ -80,7 +80,8 @@ class OpenAIResponses(Dialect):
         return Usage(usage.input_tokens, usage.output_tokens, (details.cached_tokens or 0) if details else 0)
 
     def error_event(self, error: GatewayError) -> bytes:
-        event = {"type": "error", **openai_error(error), "error": openai_error(error)}
+        inner = openai_error(error)
+        event = {**inner, "type": "error", "error": inner}
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
 
 

@@ -137,6 +137,8 @@ class Forward:
             if data or complete:
                 # Not before: until an event is whole, a broken engine can still be told by a status.
                 if not client.started:
+                    if not data:
+                        raise EngineBroke(f"engine {self._engine} ended its stream without an event")
                     self._begun(data)
                     await client.start(connection.status, self._headers(content_type))
                 await client.send(data, not complete)

@@ -119,7 +119,7 @@ class Tap:
     def _is_injected(self, event: bytes) -> bool:
         try:
             body = decode_event(event_data(event))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return False
         usage = self._read_usage(body, self.usage)
         if usage is None:

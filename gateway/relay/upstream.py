@@ -134,14 +134,14 @@ class Connection(asyncio.Protocol):
             return
         self.started = True
         self._active_at = self._loop.time()
-        if not self.headed:
-            self._head_size += len(data)
-            if self._head_size > HEAD_LIMIT and not self._chunks:
-                self._fail("reply head larger than 64 KiB")
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as exc:
             self._fail(f"not HTTP: {exc}")
+        if not self.headed:
+            self._head_size += len(data)
+            if self._head_size > HEAD_LIMIT:
+                self._fail("reply head larger than 64 KiB")
         if self._sink is not None and self._chunks and not self.complete:
             if self._sink(self.take()):
                 return
@@ -195,7 +195,8 @@ class Connection(asyncio.Protocol):
         self._limits = limits
         self._started_at = self._active_at = self._loop.time()
         self._transport.write(request)
-        self._timer = self._loop.call_later(min(limits.first_byte, limits.total), self._on_timer)
+        soonest = min(limits.first_byte, limits.idle, limits.total)
+        self._timer = self._loop.call_later(soonest, self._on_timer)
 
     async def flow(self, sink: Sink) -> None:
         """Hand body bytes to `sink` as they arrive; returns when it has had enough, and at the end, a loss or

@@ -122,6 +122,13 @@ class Wire:
         except ConnectionResetError:
             return True
 
+    def pause(self) -> None:
+        """Take no more bytes from the socket than are here already."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+
+    def resume(self) -> None:
+        self._writer.transport.resume_reading()  # type: ignore[attr-defined]
+
     def leave(self) -> float:
         """Close at once, as a client that lost interest; the loop's time."""
         self._writer.close()

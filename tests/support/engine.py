@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import ssl
@@ -308,4 +309,4 @@ async def close(exchange: Exchange) -> None:
 def split(data: bytes, *offsets: int) -> list[bytes]:
     """`data` cut at each offset."""
     bounds: Sequence[int] = (0, *offsets, len(data))
-    return [data[a:b] for a, b in zip(bounds, bounds[1:], strict=False) if b > a]
+    return [data[a:b] for a, b in itertools.pairwise(bounds) if b > a]

@@ -167,7 +167,7 @@ class ServedProcess:
 def process(
     folder: Path, tiers: Tiers, *, policy: str = PLAIN, keys: str | None = None, **settings: Any
 ) -> Iterator[ServedProcess]:
-    """`dualgauge serve` as a process of its own, answering on both ports; killed at the end if it still runs."""
+    """`dualgauge serve` as a process of its own, answering on both ports; killed at the end."""
     (folder / "policy.yaml").write_text(policy)
     if keys is not None:
         (folder / "keys.yaml").write_text(keys)
