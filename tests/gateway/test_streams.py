@@ -127,10 +127,13 @@ async def test_what_an_engine_streams_passes_unchanged(tmp_path: Path, whole: by
 
 async def test_events_are_passed_on_as_they_come(tmp_path: Path) -> None:
     engine = FakeEngine(stream(EVENT % b"a", (EVENT % b"b")[:-5], end="hang"))
-    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
-        async with await Wire.open(served.port) as wire:
-            wire.send(CHAT.path, CHAT.ask(stream=True))
-            assert await wire.until(b"\n\n") == EVENT % b"a"
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}) as served,
+        await Wire.open(served.port) as wire,
+    ):
+        wire.send(CHAT.path, CHAT.ask(stream=True))
+        assert await wire.until(b"\n\n") == EVENT % b"a"
 
 
 @pytest.mark.parametrize("end", ["reset", "close"])
@@ -239,15 +242,18 @@ async def test_a_client_that_reads_slowly_slows_the_engine(tmp_path: Path) -> No
 async def test_a_slow_client_gets_everything(tmp_path: Path) -> None:
     whole = EVENT % (b"x" * 65_000) * 200 + DONE
     engine = FakeEngine(stream(*split(whole, *range(0, len(whole), 100_000))))
-    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
-        async with await Wire.open(served.port) as wire:
-            wire.pause()
-            wire.send(CHAT.path, CHAT.ask(stream=True))
-            await asyncio.sleep(0.2)
-            wire.resume()
-            answer = await wire.reply()
-            assert answer.complete
-            assert answer.body == whole
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}) as served,
+        await Wire.open(served.port) as wire,
+    ):
+        wire.pause()
+        wire.send(CHAT.path, CHAT.ask(stream=True))
+        await asyncio.sleep(0.2)
+        wire.resume()
+        answer = await wire.reply()
+        assert answer.complete
+        assert answer.body == whole
 
 
 async def test_a_stream_has_the_decision_in_its_headers(tmp_path: Path) -> None:

@@ -112,6 +112,10 @@ class Wire:
             pass
         return self.answer
 
+    async def some(self) -> bytes:
+        """Some bytes as they came, unread by any parser; empty at the connection's end."""
+        return await asyncio.wait_for(self._reader.read(1 << 16), SECONDS)
+
     async def closed(self) -> bool:
         """Whether the other side closes the connection, within a second."""
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
@@ -21,7 +20,7 @@ from gateway.admin import admin_app
 from gateway.app import Public, build, reload, running
 from gateway.config import HostPort, parse
 from gateway.runtime import Gateway
-from gateway.server import Listener, bind, listener
+from gateway.server import bind, listener
 from gateway.telemetry.traces import Tracer
 from tests.support.client import until
 from tests.support.engine import FakeEngine
@@ -128,25 +127,24 @@ async def serving(folder: Path, tiers: Tiers, *, wait: bool = True, **options: A
 
 @contextlib.asynccontextmanager
 async def _listening(*apps: Any) -> AsyncIterator[list[int]]:
+    # Started and stopped without `Server.serve`, whose loop would cost each test a fifth of a second.
     servers = [listener(app, 1) for app in apps]
-    sockets = [bind(HostPort("127.0.0.1", 0), "listen") for _ in apps]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    tasks = [asyncio.create_task(s.serve([sock])) for s, sock in zip(servers, sockets, strict=True)]
+    ports: list[int] = []
     try:
-        await until(lambda: all(server.started for server in servers))
+        for server in servers:
+            server.config.load()
+            server.lifespan = server.config.lifespan_class(server.config)
+            sock = bind(HostPort("127.0.0.1", 0), "listen")
+            ports.append(sock.getsockname()[1])
+            await server.startup([sock])
         yield ports
     finally:
         for server in servers:
-            _break_off(server)
-        await asyncio.gather(*tasks)
+            for one in server.servers:
+                one.close()
+            for connection in list(server.server_state.connections):
+                connection.transport.abort()
     await until(lambda: not any(server.server_state.tasks for server in servers))
-
-
-def _break_off(server: Listener) -> None:
-    # A test is over: clients that are still there need not be waited for.
-    server.should_exit = server.force_exit = True
-    for connection in list(server.server_state.connections):
-        connection.transport.abort()
 
 
 def free_port() -> int:
