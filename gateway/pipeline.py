@@ -229,7 +229,7 @@ class Exchange:
         model = self._gateway.config.model
         if tenant.models is not None and not {model, request.model} & tenant.models:
             raise TierNotAllowed(
-                f"this key may not use the model `{request.model}`", code="model_not_allowed"
+                f"this key may not use the model `{request.model}`", param="model", code="model_not_allowed"
             )
         self.record.model = request.model
         return names[request.model]

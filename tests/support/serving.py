@@ -33,11 +33,6 @@ rules:
   - {name: critical, when: {header: {x-criticality: high}}, send: exact, if_unavailable: fail}
   - {name: everything else, send: fast, if_unavailable: fail}
 """
-ONLY_FAST = """
-version: 1
-rules:
-  - {name: everything, send: fast, if_unavailable: fail}
-"""
 QUIET: Mapping[str, Any] = {"every": "1h", "down_after": 1}
 
 
@@ -90,7 +85,7 @@ def deployment(tiers: Tiers, **settings: Any) -> dict[str, Any]:
                 }
             )
     file = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "model": "smollm2", "engines": parts}
-    return {**file, "tiers": list(tiers), "health": dict(QUIET), **settings}
+    return {**file, "health": dict(QUIET), **settings}
 
 
 def make(
@@ -116,8 +111,6 @@ def make(
 @contextlib.asynccontextmanager
 async def serving(folder: Path, tiers: Tiers, *, wait: bool = True, **options: Any) -> AsyncIterator[Served]:
     """Run a gateway; with `wait`, until every engine of it was found ready."""
-    if "policy" not in options and "exact" not in tiers:
-        options["policy"] = ONLY_FAST
     gateway = make(folder, tiers, **options)
     async with running(gateway), _listening(Public(gateway), admin_app(gateway, reload)) as (public, admin):
         if wait:
