@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.base import Dialect, Request, clean, number, parts_text, read_messages, read_model
-from gateway.dialects.body import ANY, FLAG, LIST, NUMBER, OBJECT, WHOLE, Body
+from gateway.dialects.base import Dialect, Request, bound, clean, named, number, parts_text, read_messages
+from gateway.dialects.body import Body, Fields
 from gateway.errors import ANTHROPIC_OVERLOADED, ANTHROPIC_TYPES, GatewayError, InvalidRequest, NothingReady
 from gateway.relay.sse import Usage
 
@@ -26,34 +26,46 @@ class _Reply(msgspec.Struct):
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 
 
+class _Messages(msgspec.Struct):
+    model: str | None = None
+    messages: list[Any] | None = None
+    system: Any = None
+    stream: bool | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    metadata: dict[str, Any] | None = None
+    tool_choice: dict[str, Any] | None = None
+
+
+_messages = Fields(_Messages)
+
+
 class AnthropicMessages(Dialect):
     name = "anthropic.messages"
     marker: ClassVar[bytes] = b"event: content_block_delta"
     forwarded = (b"anthropic-version", b"anthropic-beta")
 
     def parse(self, body: Body) -> Request:
-        model = read_model(body)
+        fields = _messages.read(body.raw)
         clean(body)
-        if "messages" not in body:
+        model = named(fields.model)
+        messages, system = fields.messages, fields.system
+        if messages is None:
             raise InvalidRequest("messages is missing", param="messages")
-        messages = body.get("messages", LIST)
-        system = body.get("system", ANY) if "system" in body else None
-        if system is not None and not isinstance(system, str | list):
+        if not isinstance(system, str | list | None):
             raise InvalidRequest("system must be a string or a list of blocks", param="system")
-        cap = body.get("max_tokens", WHOLE)
-        if cap is not None and cap < 0:
-            raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
-        choice = body.get("tool_choice", OBJECT) if "tool_choice" in body else None
+        bound("max_tokens", fields.max_tokens)
+        choice = fields.tool_choice
         return Request(
             body,
             model,
-            body.get("stream", FLAG) or False,
+            fields.stream or False,
             lambda: read_messages(messages, parts_text(system, [0])),
-            output_tokens=cap,
+            output_tokens=fields.max_tokens,
             has_tools="tools" in body,
             structured=choice is not None and choice.get("type") in ("tool", "any"),
-            temperature=body.get("temperature", NUMBER),
-            metadata=body.get("metadata", OBJECT) if "metadata" in body else None,
+            temperature=fields.temperature,
+            metadata=fields.metadata,
         )
 
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gateway.dialects.body import OBJECT, TEXT, WHOLE, Body
+from gateway.dialects.body import OBJECT, WHOLE, Body
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.relay.sse import Usage
 from policies.decision import Edits
@@ -29,6 +29,7 @@ GATEWAY_OWNED = (
     "bootstrap_port",
     "bootstrap_room",
 )
+SPECIAL = frozenset({*GATEWAY_OWNED, "chat_template", "chat_template_kwargs"})
 TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 
 ROLES: dict[object, Role] = {
@@ -62,6 +63,7 @@ class Request:
     wants_usage: bool = True
     usage_injected: bool = False
     sent_model: str | None = None
+    previous_response_id: str | None = None
     _conversation: Conversation | None = None
 
     def conversation(self) -> Conversation:
@@ -69,8 +71,6 @@ class Request:
         if self._conversation is None:
             self._conversation = self.read()
         return self._conversation
-
-    previous_response_id: str | None = None
 
 
 class Dialect(ABC):
@@ -136,21 +136,28 @@ def number(value: object) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
-def read_model(body: Body) -> str:
-    model = body.get("model", TEXT)
+def named(model: str | None) -> str:
     if not model:
         raise InvalidRequest("model is missing: name one that GET /v1/models lists", param="model")
     return model
 
 
+def bound(name: str, value: int | None) -> None:
+    if value is not None and value < 0:
+        raise InvalidRequest(f"{name} must not be negative", param=name)
+
+
 def clean(body: Body) -> None:
     """Take out what belongs to the gateway, refuse what would run a client's template."""
+    touchy = body.names & SPECIAL
+    if not touchy:
+        return
     for name in GATEWAY_OWNED:
-        if name in body:
+        if name in touchy:
             body.drop(name)
-    if "chat_template" in body:
+    if "chat_template" in touchy:
         raise InvalidRequest("chat_template is not accepted: the model's own is used", param="chat_template")
-    if "chat_template_kwargs" in body:
+    if "chat_template_kwargs" in touchy:
         kwargs = body.get("chat_template_kwargs", OBJECT)
         unknown = sorted(set(kwargs or ()) - TEMPLATE_KWARGS)
         if unknown:

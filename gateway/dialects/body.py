@@ -6,20 +6,34 @@ byte for byte (big integers, floats and escapes included), and what it reads is 
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+import re
+from collections.abc import KeysView
+from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
 from gateway.errors import InvalidRequest
 
 T = TypeVar("T")
+S = TypeVar("S", bound=msgspec.Struct)
 NULL = b"null"
 _scan = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
+EXPECTED = (
+    (str, "a string"),
+    (bool, "true or false"),
+    (int, "an integer"),
+    (float, "a number"),
+    (dict, "an object"),
+    (list, "a list"),
+)
+_WHERE = re.compile(r" - at `(?:key(?: in)? )?\$\.?(?P<param>[A-Za-z0-9_.\[\]]*)")
+
+
 class Field(Generic[T]):
-    """How one kind of field is read; `expected` ends the sentence "… must be". Decoders are made once."""
+    """How one field is read; `expected` ends the sentence "… must be". Decoders are made once."""
 
     __slots__ = ("decode", "expected")
 
@@ -28,13 +42,37 @@ class Field(Generic[T]):
         self.expected = expected
 
 
-TEXT = Field(str, "a string")
-FLAG = Field(bool, "true or false")
 WHOLE = Field(int, "an integer")
-NUMBER = Field(float, "a number")
 OBJECT = Field(dict[str, Any], "an object")
-LIST = Field(list[Any], "a list")
-ANY = Field(object, "valid JSON, nested less deeply")
+
+
+class Fields(Generic[S]):
+    """The fields of one API shape that the gateway reads, decoded in one go; others are skipped."""
+
+    __slots__ = ("_decode", "_expected")
+
+    def __init__(self, kind: type[S]) -> None:
+        self._decode = msgspec.json.Decoder(kind).decode
+        hints = get_type_hints(kind)
+        self._expected = {name: _expected(hint) for name, hint in hints.items()}
+
+    def read(self, raw: bytes) -> S:
+        """Raises InvalidRequest naming the field. `raw` is valid JSON already."""
+        try:
+            return self._decode(raw)
+        except msgspec.ValidationError as exc:
+            match = _WHERE.search(str(exc))
+            param = match["param"] if match else ""
+            expected = self._expected.get(param)
+            message = f"{param} must be {expected}" if expected else str(exc)
+            raise InvalidRequest(message, param=param or None) from None
+        except (msgspec.DecodeError, RecursionError) as exc:
+            raise InvalidRequest(f"the body is not valid JSON: {exc}") from None
+
+
+def _expected(hint: Any) -> str | None:
+    kinds = {get_origin(part) or part for part in (get_args(hint) or (hint,))}
+    return next((text for kind, text in EXPECTED if kind in kinds), None)
 
 
 class Body:
@@ -58,6 +96,10 @@ class Body:
         for name in [name for name, value in self._fields.items() if value == _RAW_NULL]:
             del self._fields[name]
             self._changed = True
+
+    @property
+    def names(self) -> KeysView[str]:
+        return self._fields.keys()
 
     def __contains__(self, name: str) -> bool:
         return name in self._fields

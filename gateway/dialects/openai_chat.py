@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.base import (
-    Dialect,
-    Request,
-    clean,
-    number,
-    read_messages,
-    read_model,
-)
-from gateway.dialects.body import ANY, FLAG, LIST, NUMBER, OBJECT, WHOLE, Body
+from gateway.dialects.base import Dialect, Request, bound, clean, named, number, read_messages
+from gateway.dialects.body import OBJECT, Body, Fields
 from gateway.errors import InvalidRequest
 from gateway.relay.sse import Usage
 from policies.facts import Conversation, Turn
 
-GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+GUIDED = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
 
 
 class _Details(msgspec.Struct):
@@ -47,40 +41,73 @@ def openai_usage(value: object) -> Usage | None:
     return Usage(number(value.get("prompt_tokens")), number(value.get("completion_tokens")), cached)
 
 
-def ask_for_usage(request: Request) -> None:
-    """Have the engine count a stream, whether or not the client wants to see it."""
-    if request.stream and not request.wants_usage:
-        options = request.body.get("stream_options", OBJECT) or {}
-        request.body.set("stream_options", {**options, "include_usage": True})
-        request.usage_injected = True
+class _Common(msgspec.Struct):
+    """What chat and completions share; absent and null are the same."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    metadata: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    tool_choice: Any = None
 
 
-def read_stream(body: Body) -> tuple[bool, bool]:
-    """Whether the client streams, and whether it asked for usage; `stream_options` alone is dropped."""
-    stream = body.get("stream", FLAG) or False
-    if not stream:
+class _Chat(_Common):
+    messages: list[Any] | None = None
+
+
+class _Completions(_Common):
+    prompt: Any = None
+
+
+_chat = Fields(_Chat)
+_completions = Fields(_Completions)
+
+
+def _request(body: Body, fields: _Common, read: Callable[[], Conversation]) -> Request:
+    clean(body)
+    model = named(fields.model)
+    stream = fields.stream or False
+    wants_usage = True
+    if stream:
+        include = (fields.stream_options or {}).get("include_usage")
+        if include is not None and not isinstance(include, bool):
+            param = "stream_options.include_usage"
+            raise InvalidRequest(f"{param} must be true or false", param=param)
+        wants_usage = bool(include)
+    else:
         body.drop("stream_options")
-        return False, True
-    options = body.get("stream_options", OBJECT) or {}
-    include = options.get("include_usage")
-    if include is not None and not isinstance(include, bool):
-        raise InvalidRequest(
-            "stream_options.include_usage must be true or false", param="stream_options.include_usage"
-        )
-    return True, bool(include)
-
-
-def read_numbers(body: Body) -> tuple[int, int | None]:
-    """`n`, and the output tokens asked for in all."""
-    n = body.get("n", WHOLE)
-    if n is not None and n < 1:
+    n = 1 if fields.n is None else fields.n
+    if n < 1:
         raise InvalidRequest("n must be at least 1", param="n")
-    caps = [
-        cap for name in ("max_tokens", "max_completion_tokens") if (cap := body.get(name, WHOLE)) is not None
-    ]
-    if any(cap < 0 for cap in caps):
-        raise InvalidRequest("max_tokens must not be negative", param="max_tokens")
-    return n or 1, max(caps) * (n or 1) if caps else None
+    bound("max_tokens", fields.max_tokens)
+    bound("max_completion_tokens", fields.max_completion_tokens)
+    caps = [cap for cap in (fields.max_tokens, fields.max_completion_tokens) if cap is not None]
+    return Request(
+        body,
+        model,
+        stream,
+        read,
+        output_tokens=max(caps) * n if caps else None,
+        n=n,
+        has_tools="tools" in body or "functions" in body,
+        structured=_structured(body, fields),
+        temperature=fields.temperature,
+        metadata=fields.metadata,
+        wants_usage=wants_usage,
+    )
+
+
+def _structured(body: Body, fields: _Common) -> bool:
+    format_ = fields.response_format
+    if format_ is not None and format_.get("type") in ("json_object", "json_schema"):
+        return True
+    choice = fields.tool_choice
+    return choice == "required" or isinstance(choice, dict) or not GUIDED.isdisjoint(body.names)
 
 
 class OpenAIChat(Dialect):
@@ -89,29 +116,18 @@ class OpenAIChat(Dialect):
     caps = ("max_tokens", "max_completion_tokens")
 
     def parse(self, body: Body) -> Request:
-        model = read_model(body)
-        clean(body)
-        stream, wants_usage = read_stream(body)
-        n, output_tokens = read_numbers(body)
-        if "messages" not in body:
+        fields = _chat.read(body.raw)
+        messages = fields.messages
+        if messages is None:
             raise InvalidRequest("messages is missing", param="messages")
-        messages = body.get("messages", LIST)
-        return Request(
-            body,
-            model,
-            stream,
-            lambda: read_messages(messages),
-            output_tokens=output_tokens,
-            n=n,
-            has_tools="tools" in body or "functions" in body,
-            structured=_structured(body),
-            temperature=body.get("temperature", NUMBER),
-            metadata=_metadata(body),
-            wants_usage=wants_usage,
-        )
+        return _request(body, fields, lambda: read_messages(messages))
 
     def prepare(self, request: Request, served_model: str) -> bytes:
-        ask_for_usage(request)
+        if request.stream and not request.wants_usage and not request.usage_injected:
+            # Have the engine count the stream, whether or not the client wants to see it.
+            options = request.body.get("stream_options", OBJECT) or {}
+            request.body.set("stream_options", {**options, "include_usage": True})
+            request.usage_injected = True
         return super().prepare(request, served_model)
 
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:
@@ -132,45 +148,15 @@ class OpenAICompletions(OpenAIChat):
     overhead: ClassVar[int] = 0
 
     def parse(self, body: Body) -> Request:
-        model = read_model(body)
-        clean(body)
-        stream, wants_usage = read_stream(body)
-        n, output_tokens = read_numbers(body)
-        if "prompt" not in body and "prompt_embeds" not in body:
+        fields = _completions.read(body.raw)
+        prompt = fields.prompt
+        if prompt is None:
             raise InvalidRequest("prompt is missing", param="prompt")
-        prompt = body.get("prompt", ANY)
-        return Request(
-            body,
-            model,
-            stream,
-            lambda: prompt_conversation(prompt),
-            output_tokens=output_tokens,
-            n=n,
-            structured=_structured(body),
-            temperature=body.get("temperature", NUMBER),
-            metadata=_metadata(body),
-            wants_usage=wants_usage,
-        )
+        return _request(body, fields, lambda: prompt_conversation(prompt))
 
 
 def prompt_conversation(prompt: object) -> Conversation:
+    """A completion's prompt, or an embedding's input: each string is a turn of the user's. Token ids have no
+    text to read, and count as no turn."""
     prompts = prompt if isinstance(prompt, list) else [prompt]
-    # Token ids have no text to read: such a prompt counts as an empty turn.
     return Conversation(tuple(Turn("user", p) for p in prompts if isinstance(p, str)))
-
-
-def _structured(body: Body) -> bool:
-    if "response_format" in body:
-        kind = body.get("response_format", OBJECT)
-        if kind is not None and kind.get("type") in ("json_object", "json_schema"):
-            return True
-    if any(name in body for name in GUIDED):
-        return True
-    choice = body.get("tool_choice", ANY) if "tool_choice" in body else None
-    return choice == "required" or isinstance(choice, dict)
-
-
-def _metadata(body: Body) -> dict[str, object] | None:
-    if "metadata" not in body:
-        return None
-    return body.get("metadata", OBJECT)

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.base import ROLES, Dialect, Request, clean, number, openai_error, parts_text, read_model
-from gateway.dialects.body import ANY, FLAG, NUMBER, OBJECT, TEXT, WHOLE, Body
+from gateway.dialects.base import (
+    ROLES,
+    Dialect,
+    Request,
+    bound,
+    clean,
+    named,
+    number,
+    openai_error,
+    parts_text,
+)
+from gateway.dialects.body import Body, Fields
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.relay.sse import Usage
 from policies.facts import Conversation, Turn
@@ -30,37 +40,52 @@ class _Reply(msgspec.Struct):
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 
 
+class _Responses(msgspec.Struct):
+    model: str | None = None
+    input: Any = None
+    prompt: Any = None
+    instructions: str | None = None
+    stream: bool | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    metadata: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    tool_choice: Any = None
+    previous_response_id: str | None = None
+
+
+_responses = Fields(_Responses)
+
+
 class OpenAIResponses(Dialect):
     name = "openai.responses"
     marker: ClassVar[bytes] = b"event: response.output_text.delta"
     caps = ("max_output_tokens",)
 
     def parse(self, body: Body) -> Request:
-        model = read_model(body)
+        fields = _responses.read(body.raw)
         clean(body)
-        if "input" not in body and "prompt" not in body:
+        model = named(fields.model)
+        items, instructions = fields.input, fields.instructions
+        if items is None and fields.prompt is None:
             raise InvalidRequest("input is missing", param="input")
-        items = body.get("input", ANY)
-        instructions = body.get("instructions", TEXT) if "instructions" in body else None
-        cap = body.get("max_output_tokens", WHOLE)
-        if cap is not None and cap < 0:
-            raise InvalidRequest("max_output_tokens must not be negative", param="max_output_tokens")
-        text = body.get("text", OBJECT) if "text" in body else None
-        kind = text.get("format") if text else None
-        choice = body.get("tool_choice", ANY) if "tool_choice" in body else None
+        bound("max_output_tokens", fields.max_output_tokens)
+        text_format = (fields.text or {}).get("format")
+        kind = text_format.get("type") if isinstance(text_format, dict) else None
+        choice = fields.tool_choice
         return Request(
             body,
             model,
-            body.get("stream", FLAG) or False,
+            fields.stream or False,
             lambda: _conversation(items, instructions),
-            output_tokens=cap,
+            output_tokens=fields.max_output_tokens,
             has_tools="tools" in body,
-            structured=(isinstance(kind, dict) and kind.get("type") in ("json_object", "json_schema"))
+            structured=kind in ("json_object", "json_schema")
             or choice == "required"
             or isinstance(choice, dict),
-            temperature=body.get("temperature", NUMBER),
-            metadata=body.get("metadata", OBJECT) if "metadata" in body else None,
-            previous_response_id=body.get("previous_response_id", TEXT),
+            temperature=fields.temperature,
+            metadata=fields.metadata,
+            previous_response_id=fields.previous_response_id,
         )
 
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from gateway.dialects.base import Dialect, Request, clean, read_model
-from gateway.dialects.body import Body
+import msgspec
+
+from gateway.dialects.base import Dialect, Request, clean, named
+from gateway.dialects.body import Body, Fields
 from gateway.relay.sse import Usage
 from policies.facts import Conversation
 
 NO_CONVERSATION = Conversation(())
 
 
+class _Tokens(msgspec.Struct):
+    model: str | None = None
+
+
+_tokens = Fields(_Tokens)
+
+
 class Tokens(Dialect):
     name = "vllm.tokens"
 
     def parse(self, body: Body) -> Request:
-        model = read_model(body)
         clean(body)
-        return Request(body, model, False, lambda: NO_CONVERSATION, output_tokens=0)
+        return Request(
+            body, named(_tokens.read(body.raw).model), False, lambda: NO_CONVERSATION, output_tokens=0
+        )
 
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:
         return None
