@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from urllib.parse import quote
 
@@ -41,9 +42,9 @@ from gateway.relay.client import Client, Receive, Scope, Send
 from gateway.relay.forward import Forward
 from gateway.relay.sse import Tap, Usage
 from gateway.relay.upstream import ConnectFailed, LostEarly
-from gateway.relay.wire import Headers
+from gateway.relay.wire import Head
 from gateway.runtime import Gateway
-from gateway.surface import HeaderView, find, header_bytes, models_reply, ready_reply
+from gateway.surface import HeaderView, decision_lines, find, models_reply, ready_reply
 from gateway.telemetry.record import Outcome, Record
 from gateway.telemetry.traces import traceparent
 from policies.decision import NO_EDITS, Contract, Decision, pinned
@@ -52,7 +53,7 @@ from policies.signals.tokens import estimate_tokens
 
 logger = logging.getLogger("dualgauge.gateway")
 
-JSON: Headers = [(b"content-type", b"application/json")]
+JSON = b"content-type: application/json\r\n"
 REPLY_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 JSON_TYPE = re.compile(rb"\s*application/(?:[\w.-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 UNLIMITED = Plan("unlimited")
@@ -77,7 +78,7 @@ class Exchange:
         "_endpoint",
         "_forward",
         "_gateway",
-        "_ids",
+        "_id_line",
         "_lease",
         "_prompt",
         "_read_at",
@@ -93,7 +94,7 @@ class Exchange:
         self._client = Client(scope, receive, send)
         request_id = f"req_{gateway.rand.getrandbits(128):032x}"
         self.record = Record(request_id, gateway.clock(), round(gateway.wall() * 1e9), scope["method"])
-        self._ids: Headers = [(b"x-request-id", request_id.encode())]
+        self._id_line = b"x-request-id: %b\r\n" % request_id.encode()
         self._endpoint = NO_ENDPOINT
         self._tenant: Tenant | None = None
         self._request: Request | None = None
@@ -126,15 +127,15 @@ class Exchange:
         gateway, client = self._gateway, self._client
         endpoint, path = self._route()
         if endpoint.kind == "health":
-            await client.reply(200, [*JSON, *self._ids], b'{"status":"ok"}')
+            await client.reply(200, JSON + self._id_line, b'{"status":"ok"}')
             return
         if endpoint.kind == "ready":
             status, body = ready_reply(gateway)
-            await client.reply(status, [*JSON, *self._ids], body)
+            await client.reply(status, JSON + self._id_line, body)
             return
         tenant = self._authenticate()
         if endpoint.kind == "models":
-            await client.reply(200, [*JSON, *self._ids], models_reply(gateway, tenant, path))
+            await client.reply(200, JSON + self._id_line, models_reply(gateway, tenant, path))
             return
         if gateway.draining:
             client.close_after()
@@ -279,7 +280,7 @@ class Exchange:
 
     def _upstream_headers(self) -> bytes:
         """Header lines for the engine. Of the client's own, only what its dialect names goes on."""
-        lines = b"x-request-id: %b\r\n" % self._ids[0][1]
+        lines = self._id_line
         for name in self._endpoint.dialect.forwarded:
             value = self._client.header(name)
             if value is not None:
@@ -311,7 +312,7 @@ class Exchange:
             self._client,
             dispatch.connection,
             engine=dispatch.engine.spec.name,
-            headers=self._reply_headers,
+            head=self._head,
             read_reply=dialect.reply_usage,
             tap=Tap(dialect.stream_usage, marker=dialect.marker, strip=strip),
             begun=self._begun,
@@ -329,28 +330,25 @@ class Exchange:
             if match is not None:
                 self._gateway.stored.remember(match[1].decode(), record.engine, record.tenant)
 
-    def _reply_headers(self, content_type: bytes) -> Headers:
-        record, request = self.record, self._request
-        headers = [(b"content-type", content_type), *self._ids, *self._decision_headers()]
-        if self._lease is not None:
-            headers += self._lease.headers
-        if record.degraded:
-            headers.append((b"x-dualgauge-degraded", b"true"))
-        if record.moved_because:
-            headers.append((b"x-dualgauge-reason", record.moved_because.encode()))
-        if request is not None and request.body.dropped:
-            headers.append((b"x-dualgauge-dropped", ", ".join(request.body.dropped).encode()))
-        return headers
-
-    def _decision_headers(self) -> Headers:
-        record = self.record
-        named = (
-            (b"x-dualgauge-tier", record.tier),
-            (b"x-dualgauge-engine", record.engine),
-            (b"x-dualgauge-precision", record.precision),
-            (b"x-dualgauge-rule", record.rule),
+    def _head(self, content_type: bytes) -> Head:
+        record, request, lease = self.record, self._request, self._lease
+        head = b"content-type: %b\r\n%b%b%b" % (
+            content_type,
+            self._id_line,
+            self._decision_lines(),
+            lease.headers if lease is not None else b"",
         )
-        return [(name, header_bytes(value)) for name, value in named if value]
+        if record.degraded:
+            head += b"x-dualgauge-degraded: true\r\n"
+        if record.moved_because:
+            head += b"x-dualgauge-reason: %b\r\n" % record.moved_because.encode()
+        if request is not None and request.body.dropped:
+            head += b"x-dualgauge-dropped: %b\r\n" % ", ".join(request.body.dropped).encode()
+        return head
+
+    def _decision_lines(self) -> bytes:
+        record = self.record
+        return decision_lines(record.tier, record.engine, record.precision, record.rule)
 
     async def _relay_stored(self, path: str) -> None:
         """A reply that one engine holds: ask the one that made it, or each where that is not known."""
@@ -400,14 +398,14 @@ class Exchange:
                 return
             status, body = dialect.error_body(error, record.request_id)
             record.status = status
-            headers = [*JSON, *self._ids, *self._decision_headers()]
+            head = JSON + self._id_line + self._decision_lines()
             if error.retry_after is not None:
-                headers.append((b"retry-after", b"%d" % max(1, -int(-error.retry_after // 1))))
+                head += b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after))
             if isinstance(error, MethodNotAllowed):
-                headers.append((b"allow", error.allow.encode()))
+                head += b"allow: %b\r\n" % error.allow.encode()
             if self._lease is not None:
-                headers += self._lease.headers
-            await client.reply(status, headers, body)
+                head += self._lease.headers
+            await client.reply(status, head, body)
         except asyncio.CancelledError:
             self._uncancel()
 

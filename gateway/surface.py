@@ -18,6 +18,7 @@ ALLOWED: Mapping[str, tuple[str, ...]] = {
     path: tuple(sorted(m for m, p in ENDPOINTS if p == path)) for _, path in ENDPOINTS
 }
 MAX_PATH = 512
+PRINTABLE = " !#$&'()*+,-./:;<=>?@[]^_`{|}~"
 
 
 def find(method: str, path: str) -> tuple[str, Endpoint | None, tuple[str, ...]]:
@@ -94,7 +95,10 @@ class HeaderView(Mapping[str, str]):
         return len({name for name, _ in self._raw})
 
 
-@lru_cache(maxsize=512)
-def header_bytes(value: str) -> bytes:
-    """A configured name as a header's value; what is not printable ASCII is percent-encoded."""
-    return quote(value, safe=" !#$&'()*+,-./:;<=>?@[]^_`{|}~").encode("ascii")
+@lru_cache(maxsize=1024)
+def decision_lines(tier: str, engine: str, precision: str, rule: str) -> bytes:
+    """The header lines that name a decision; empty names are left out. All come from the configuration; what
+    is not printable ASCII in a rule's name is percent-encoded."""
+    named = (("tier", tier), ("engine", engine), ("precision", precision), ("rule", rule))
+    lines = [f"x-dualgauge-{name}: {quote(value, safe=PRINTABLE)}\r\n" for name, value in named if value]
+    return "".join(lines).encode("ascii")

@@ -24,8 +24,8 @@ class Lease(Protocol):
     """A reservation. `settle` counts once, whoever calls it first; later calls change nothing."""
 
     @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """`x-ratelimit-*` after this request's own reservation."""
+    def headers(self) -> bytes:
+        """Header lines `x-ratelimit-*` after this request's own reservation, each with its CRLF."""
 
     def settle(self, prompt: int, completion: int) -> None:
         """Give back what was not used, charge what was used beyond the reservation. Tokens."""

@@ -13,9 +13,11 @@ from gateway.errors import LimitExceeded
 from gateway.limits import Ask, duration
 from policies.units import Rate
 
-Headers = list[tuple[bytes, bytes]]
-HEADER_NAMES = {
-    kind: tuple(f"x-ratelimit-{what}-{kind}".encode() for what in ("limit", "remaining", "reset"))
+HEADER_LINES = {
+    kind: b"".join(
+        b"x-ratelimit-%b-%b: %%%b\r\n" % (what, kind.encode(), form)
+        for what, form in ((b"limit", b"d"), (b"remaining", b"d"), (b"reset", b"b"))
+    )
     for kind in ("requests", "tokens")
 }
 
@@ -66,7 +68,7 @@ class MemoryLease:
     __slots__ = ("_account", "_done", "_reserved", "_store", "headers")
 
     def __init__(
-        self, store: MemoryStore, account: _Account, reserved: list[tuple[Bucket, int]], headers: Headers
+        self, store: MemoryStore, account: _Account, reserved: list[tuple[Bucket, int]], headers: bytes
     ) -> None:
         self._store = store
         self._account = account
@@ -170,14 +172,12 @@ def _check(kind: str, bucket: Bucket, amount: int, now: float, plan: str) -> Non
         )
 
 
-def _headers(wanted: list[tuple[str, Bucket, int]]) -> Headers:
-    headers: Headers = []
+def _headers(wanted: list[tuple[str, Bucket, int]]) -> bytes:
+    lines = b""
     for kind, bucket, _ in wanted:
-        names = HEADER_NAMES.get(kind)
-        if names is None:
-            continue
-        amount, level = bucket.rate.amount, bucket.level
-        headers.append((names[0], b"%d" % amount))
-        headers.append((names[1], b"%d" % level if level > 0 else b"0"))
-        headers.append((names[2], duration((amount - level) / bucket.rate.per_second).encode()))
-    return headers
+        form = HEADER_LINES.get(kind)
+        if form is not None:
+            amount, level = bucket.rate.amount, bucket.level
+            reset = duration((amount - level) / bucket.rate.per_second).encode()
+            lines += form % (amount, max(0, int(level)), reset)
+    return lines

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from gateway.errors import BodyTooLarge, ClientGone
-from gateway.relay.wire import WIRE_KEY, Headers, Wire
+from gateway.relay.wire import WIRE_KEY, Head, Wire
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -27,7 +27,7 @@ class Client:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
-        self.headers: Headers = scope["headers"]
+        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.gone = False
         self.started = False
         self.wire: Wire | None = scope.get(WIRE_KEY) if scope["method"] != "HEAD" else None
@@ -94,11 +94,12 @@ class Client:
             self._watch.cancel()
             self._watch = None
 
-    async def start(self, status: int, headers: Headers) -> None:
+    async def start(self, status: int, head: Head) -> None:
         self.started = True
         if self.wire is not None:
-            self.wire.start(status, headers)
+            self.wire.start(status, head)
         else:
+            headers = [tuple(line.split(b": ", 1)) for line in head.split(b"\r\n")[:-1]]
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes, more: bool) -> None:
@@ -109,13 +110,13 @@ class Client:
         else:
             await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def reply(self, status: int, headers: Headers, body: bytes) -> None:
+    async def reply(self, status: int, head: Head, body: bytes) -> None:
         """A whole reply with its content-length."""
         if self.wire is not None:
             self.started = True
-            self.wire.reply(status, headers, body)
+            self.wire.reply(status, head, body)
         else:
-            await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+            await self.start(status, b"%bcontent-length: %d\r\n" % (head, len(body)))
             await self.send(body, False)
 
     def close_after(self) -> None:

@@ -11,7 +11,7 @@ from gateway.relay import replies
 from gateway.relay.client import Client
 from gateway.relay.sse import Tap, Usage
 from gateway.relay.upstream import Connection, LostLate, TimedOut
-from gateway.relay.wire import Headers
+from gateway.relay.wire import Head
 
 JSON_HELD = 8 << 20
 ERROR_HELD = 1 << 20
@@ -22,14 +22,14 @@ Begun = Callable[[bytes], None]
 
 
 class Forward:
-    """One reply. `headers` are the client's, made once the engine's content type is known."""
+    """One reply. `head` makes the client's header lines, given the engine's content type."""
 
     __slots__ = (
         "_begun",
         "_client",
         "_connection",
         "_engine",
-        "_headers",
+        "_head",
         "_read_reply",
         "status",
         "tap",
@@ -42,7 +42,7 @@ class Forward:
         connection: Connection,
         *,
         engine: str,
-        headers: Callable[[bytes], Headers],
+        head: Callable[[bytes], Head],
         read_reply: ReadReply,
         tap: Tap,
         begun: Begun,
@@ -50,7 +50,7 @@ class Forward:
         self._client = client
         self._connection = connection
         self._engine = engine
-        self._headers = headers
+        self._head = head
         self._read_reply = read_reply
         self._begun = begun
         self.tap = tap
@@ -102,7 +102,7 @@ class Forward:
         except (msgspec.DecodeError, RecursionError):
             raise self._not_json(body) from None
         self._begun(body)
-        await self._client.reply(self._connection.status, self._headers(content_type), body)
+        await self._client.reply(self._connection.status, self._head(content_type), body)
 
     def _not_json(self, body: bytes) -> GatewayError:
         shown = "something that is not a JSON object" if body.strip() else "an empty body"
@@ -112,7 +112,7 @@ class Forward:
         """A reply too large to hold: its bytes as they come."""
         client, connection = self._client, self._connection
         self._begun(b"")
-        await client.start(connection.status, self._headers(content_type))
+        await client.start(connection.status, self._head(content_type))
         while True:
             data = connection.take()
             if connection.complete:
@@ -140,7 +140,7 @@ class Forward:
                     if not data:
                         raise EngineBroke(f"engine {self._engine} ended its stream without an event")
                     self._begun(data)
-                    await client.start(connection.status, self._headers(content_type))
+                    await client.start(connection.status, self._head(content_type))
                 await client.send(data, not complete)
                 if complete:
                     return

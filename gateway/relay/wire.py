@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-Headers = list[tuple[bytes, bytes]]
+Head = bytes
+"""Header lines, each with its CRLF: `name: value\\r\\n`. Made of parts that are prepared once."""
 
 WIRE_KEY = "dualgauge.wire"
 STATUS_LINES = {
@@ -62,18 +63,18 @@ class Wire:
         if on_gone is not None:
             on_gone()
 
-    def reply(self, status: int, headers: Headers, body: bytes) -> None:
+    def reply(self, status: int, head: Head, body: bytes) -> None:
         """A whole reply; its content-length is added."""
         cycle = self._cycle
         if cycle.disconnected:
             return
-        head = self._build(status, headers, b"content-length: %d\r\n\r\n" % len(body))
-        cycle.transport.write(head + body)
+        tail = b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        cycle.transport.write(self._build(status, head, tail))
         self._complete()
 
-    def start(self, status: int, headers: Headers) -> None:
+    def start(self, status: int, head: Head) -> None:
         """Begin a chunked reply; its head goes out with the first bytes."""
-        self._head = self._build(status, headers, b"transfer-encoding: chunked\r\n\r\n")
+        self._head = self._build(status, head, b"transfer-encoding: chunked\r\n\r\n")
 
     def write(self, data: bytes, more: bool) -> None:
         cycle = self._cycle
@@ -98,19 +99,13 @@ class Wire:
         """Close the connection once the reply is complete."""
         self._cycle.keep_alive = False
 
-    def _build(self, status: int, headers: Headers, tail: bytes) -> bytes:
+    def _build(self, status: int, head: Head, tail: bytes) -> bytes:
         cycle = self._cycle
         cycle.response_started = True
         cycle.waiting_for_100_continue = False
-        parts = [STATUS_LINES[status]]
-        for name, value in cycle.default_headers:
-            parts += (name, b": ", value, b"\r\n")
-        for name, value in headers:
-            parts += (name, b": ", value, b"\r\n")
-        if not cycle.keep_alive:
-            parts.append(b"connection: close\r\n")
-        parts.append(tail)
-        return b"".join(parts)
+        own = b"".join([b"%b: %b\r\n" % header for header in cycle.default_headers])
+        close = b"" if cycle.keep_alive else b"connection: close\r\n"
+        return b"%b%b%b%b%b" % (STATUS_LINES[status], own, head, close, tail)
 
     def _complete(self) -> None:
         cycle = self._cycle
