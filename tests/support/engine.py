@@ -16,7 +16,7 @@ import struct
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 Script = Callable[["Exchange"], Awaitable[None]]
 FOREVER = 3600.0
@@ -310,3 +310,28 @@ def split(data: bytes, *offsets: int) -> list[bytes]:
     """`data` cut at each offset."""
     bounds: Sequence[int] = (0, *offsets, len(data))
     return [data[a:b] for a, b in itertools.pairwise(bounds) if b > a]
+
+
+class BlackHole:
+    """An address where connecting neither succeeds nor fails: its queue is full, and nobody accepts."""
+
+    def __init__(self) -> None:
+        self._listener = socket.socket()
+        self._listener.bind(("127.0.0.1", 0))
+        self._listener.listen(0)
+        self.port = self._listener.getsockname()[1]
+        self._fillers = [socket.socket() for _ in range(4)]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        for filler in self._fillers:
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", self.port))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in (*self._fillers, self._listener):
+            sock.close()
