@@ -6,23 +6,19 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from engines import hub_fetch
-
-Progress = Callable[[int, int], None]
-
-
-class FetchError(Exception):
-    """A model that cannot be had; the message says why and what to do."""
+from engines.making import MakingError, Progress
 
 
 def fetch(model: str, python: Path, progress: Progress, env: Mapping[str, str] = os.environ) -> Path:
-    """The folder of a model, downloaded where it is not in the cache. `progress` gets bytes: done, total.
+    """The folder of a model, downloaded where it is not in the cache. Progress is in bytes.
 
-    Raises FetchError. Interrupted, it goes on from where it was.
+    Raises MakingError. Interrupted, the next call goes on from where it was.
     """
+    progress(f"looking for {model}")
     command = [str(python), "-I", hub_fetch.__file__, model]
     folder = error = None
     with (
@@ -40,7 +36,7 @@ def fetch(model: str, python: Path, progress: Progress, env: Mapping[str, str] =
             for line in process.stdout or ():
                 said = json.loads(line)
                 if "done" in said:
-                    progress(said["done"], said["total"])
+                    progress(f"downloading {model}", said["done"], said["total"])
                 folder, error = said.get("folder", folder), said.get("error", error)
             process.wait()
         except BaseException:
@@ -53,4 +49,4 @@ def fetch(model: str, python: Path, progress: Progress, env: Mapping[str, str] =
     if error is None:
         last = complaint.strip().rpartition("\n")[2]
         error = f"{model}: the download ended with exit code {process.returncode}: {last}"
-    raise FetchError(error)
+    raise MakingError(error)

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 
-PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "tokenizer*")
-LEFT_OUT = ("original/*", "*/*.safetensors", "onnx/*")
+PATTERNS = ["*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "tokenizer*"]
+LEFT_OUT = ["original/*", "*/*.safetensors", "onnx/*"]
 NO_CONNECTION = frozenset(
     {"OfflineModeIsEnabled", "ConnectError", "ConnectionError", "ConnectTimeout", "Timeout", "ProxyError"}
 )
@@ -50,7 +50,9 @@ def cached(model: str) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(model, local_files_only=True))
+        folder = Path(
+            snapshot_download(model, allow_patterns=PATTERNS, ignore_patterns=LEFT_OUT, local_files_only=True)
+        )
     except Exception:  # noqa: BLE001 - whatever is wrong with the cache, downloading tells more
         return None
     return folder if complete(folder) else None
@@ -77,7 +79,7 @@ def download(model: str) -> Path:
         )
     stop = watch(lambda: say(done=min(total, written(blobs)), total=total))
     try:
-        return Path(snapshot_download(model, revision=info.sha, allow_patterns=sorted(files)))
+        return Path(snapshot_download(model, allow_patterns=PATTERNS, ignore_patterns=LEFT_OUT))
     finally:
         stop()
 
@@ -129,5 +131,5 @@ def main(model: str) -> int:
 if __name__ == "__main__":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)  # PR_SET_PDEATHSIG: ends with whoever asked for it
 
-    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    os.environ |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     sys.exit(main(sys.argv[1]))

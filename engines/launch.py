@@ -277,6 +277,9 @@ def describe_exit(code: int) -> str:
 _PREFIX = re.compile(r"^(?:\([^)]*pid=\d+\)\s*)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*\]\s?)?)?")
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b(?::|$)")
 _COMPLAINT = re.compile(r"\b[Ee]rror: \S|^cannot run |\bKilled\b|[Oo]ut of memory|No space left on device")
+_NOISE = re.compile(
+    r"^nanobind: | - leaked | - \.\.\. skipped|refleaks|UserWarning"
+)  # at every exit of a vLLM
 _CONSEQUENCE = ("Engine core initialization failed", "Engine process failed to start", "leaked")
 
 
@@ -295,7 +298,7 @@ def telling_lines(text: str, count: int = 4) -> tuple[str, ...]:
         for at in range(len(lines) - 1, -1, -1):
             if pattern.search(lines[at]) and not any(part in lines[at] for part in _CONSEQUENCE):
                 return _message(lines[at:], count)
-    return tuple(line for line in lines if line.strip())[-count:]
+    return tuple(line for line in lines if line.strip() and not _NOISE.search(line))[-count:]
 
 
 def _message(lines: Sequence[str], count: int) -> tuple[str, ...]:

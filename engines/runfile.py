@@ -48,7 +48,10 @@ class UnitState(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """`phase`: preparing, starting, ready, stopping, failed. `error` is why a start failed."""
+    """`phase`: starting, ready, stopping, failed. `error` is why a start failed.
+
+    `longest_stop` is how many seconds an orderly end may take.
+    """
 
     config: str
     owner: Process
@@ -56,6 +59,7 @@ class Run(msgspec.Struct, frozen=True):
     phase: str
     base_url: str
     admin_url: str
+    longest_stop: float = 0.0
     gateway: UnitState | None = None
     engines: tuple[UnitState, ...] = ()
     error: str | None = None

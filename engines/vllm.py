@@ -16,8 +16,6 @@ from engines.launch import Command
 from engines.plan import Placement
 
 KEEP_ALIVE = "75"
-SHUTDOWN = 10
-"""Seconds that the engine gives to requests still running when it is told to end."""
 _NOT_INHERITED = frozenset(
     {
         "PYTHONPATH",
@@ -52,8 +50,6 @@ def command(placement: Placement, python: Path, model: str, inherited: Mapping[s
         argv += ["--block-size", "32"]
     if on_cpu and spec.precision == "awq" and not has_option(given, "--dtype"):
         argv += ["--dtype", "bfloat16"]
-    if not has_option(given, "--shutdown-timeout"):
-        argv += ["--shutdown-timeout", str(SHUTDOWN)]
     return Command((*argv, *given), environment(placement, model, inherited))
 
 

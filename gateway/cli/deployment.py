@@ -27,7 +27,7 @@ from gateway.config import Config
 
 GATEWAY = "gateway"
 ENGINE_START = 1800.0
-ENGINE_STOP = vllm.SHUTDOWN + 10.0
+ENGINE_STOP = 20.0
 GATEWAY_START = 60.0
 GATEWAY_MARGIN = 5.0
 
@@ -119,13 +119,16 @@ class Deployment:
             phase="starting",
             base_url=prepared.base_url,
             admin_url=prepared.config.admin.url,
+            longest_stop=gateway.grace + max((unit.grace for unit in engines), default=0.0),
             gateway=_initial(gateway),
             engines=tuple(map(_initial, engines)),
         )
         self._supervisor = Supervisor(launcher, self._changed, clock=time.monotonic)
 
-    async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> bool:
         """Start everything, return after `stop` was set and all has ended; `hurry` cuts the ending short.
+
+        Returns whether it was all ready before.
 
         Raises StartError where a first start fails, OSError where the run file cannot be written; nothing is
         left running then.
@@ -135,7 +138,8 @@ class Deployment:
             rotate(unit.log)
         failure: str | None = None
         try:
-            if await _first(self._start(), stop.wait()):
+            up = await _first(self._start(), stop.wait())
+            if up:
                 self._publish(phase="ready")
                 await stop.wait()
         except StartError as error:
@@ -143,6 +147,7 @@ class Deployment:
             raise
         finally:
             await self._end(hurry, failure)
+        return up
 
     async def _start(self) -> None:
         for unit in (*self._engines, self._gateway):

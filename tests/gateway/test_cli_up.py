@@ -1,4 +1,4 @@
-"""`up`, `down` and `status` as an operator runs them: real processes, a real gateway, stand-ins for engines."""
+"""`up`, `down` and `status` as an operator runs them: real processes, a real gateway, fake engines."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,8 @@ class Site:
 
     def write(self, *, fast: str = "[]", exact: str = "[]", more: str = "") -> None:
         self.config.write_text(
-            f"listen: 127.0.0.1:{self.listen}\nadmin: 127.0.0.1:{self.admin}\nmodel: smollm2\n{more}engines:\n"
+            f"listen: 127.0.0.1:{self.listen}\nadmin: 127.0.0.1:{self.admin}\nmodel: smollm2\n{more}"
+            "engines:\n"
             + self._engine("fast", "awq", self.fast, fast)
             + self._engine("exact", "bf16", self.exact, exact)
         )
@@ -142,8 +144,30 @@ class Site:
         for process in self.started:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
         self.run("down", "--now")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A site that `up -d --listen …` brought up, and what that printed."""
+
+    site: Site
+    output: str
+    base: str
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    site = Site(tmp_path_factory.mktemp("running"))
+    (other,) = free_ports(1)
+    site.write(fast='[--slow, "0.7"]')
+    done = site.run("up", "-d", "--listen", f"127.0.0.1:{other}")
+    assert done.returncode == 0, done.stderr
+    yield Running(site, done.stdout, f"http://127.0.0.1:{other}")
+    site.close()
 
 
 @pytest.fixture
@@ -169,102 +193,6 @@ def test_up_says_its_plan_starts_in_turn_and_ends_cleanly_with_ctrl_c(site: Site
     )
     assert plan < fast < exact < base
     assert "Draining" in output
-
-
-def test_engines_without_shares_start_one_after_the_other_each_after_a_warm_up(site: Site) -> None:
-    """Both are on gpu 0; the second starts after the first's health and one completion."""
-    site.write(fast='[--slow, "0.7"]')
-    assert site.run("up", "-d").returncode == 0
-    fast, exact = (site.paths.log(f"{tier}-0") for tier in ("fast", "exact"))
-    assert '"POST /v1/completions HTTP/1.1" 200' in fast.read_text()
-    warm = fast.stat().st_mtime_ns
-    began = exact.stat().st_ctime_ns
-    birth = next(unit for unit in [site.engine("exact")]).keeper
-    assert birth is not None
-    first = site.engine("fast").keeper
-    assert first is not None
-    assert first.started < birth.started
-    assert warm <= began
-
-
-def test_the_printed_curl_line_asks_the_gateway(site: Site) -> None:
-    output = site.run("up", "-d").stdout
-    line = next(line.strip() for line in output.splitlines() if line.strip().startswith("curl "))
-    done = subprocess.run(shlex.split(line), capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "error" in json.loads(done.stdout)  # the stand-in has no chat: the engine's own 404 comes back
-    assert '"POST /v1/chat/completions HTTP/1.1" 404' in site.paths.log("fast-0").read_text()
-
-
-def test_detached_it_stays_until_down(site: Site) -> None:
-    done = site.run("up", "-d")
-    assert done.returncode == 0, done.stderr
-    assert "`dualgauge down` stops it" in done.stdout
-    status = site.status()
-    assert status["ready"]
-    assert status["phase"] == "ready"
-    assert [engine["state"] for engine in status["engines"]] == ["ready", "ready"]
-    again = site.run("up")
-    assert again.returncode == 1
-    assert f"is running already (pid {status['pid']})" in again.stderr
-    assert "dualgauge down" in again.stderr
-    down = site.run("down")
-    assert (down.returncode, down.stderr) == (0, "")
-    assert "everything is stopped" in down.stdout
-    assert site.all_gone()
-    nothing = site.run("down")
-    assert nothing.returncode == 0
-    assert "nothing runs" in nothing.stdout
-
-
-def test_status_tells_a_missing_engine_with_exit_code_1(site: Site) -> None:
-    assert site.run("up", "-d").returncode == 0
-    shown = site.run("status")
-    assert shown.returncode == 0
-    assert "tier fast: ready" in shown.stdout
-    assert site.run("down").returncode == 0
-    shown = site.run("status")
-    assert shown.returncode == 1
-    assert "not running" in shown.stdout
-    assert "tier fast: no engine is ready" in shown.stdout
-
-
-def test_a_crashed_engine_comes_back_while_the_gateway_goes_on(site: Site) -> None:
-    assert site.run("up", "-d").returncode == 0
-    before = site.engine("fast")
-    run = site.state()
-    assert run is not None
-    assert run.gateway is not None
-    assert before.pid is not None
-    os.kill(before.pid, signal.SIGKILL)
-    eventually(lambda: site.engine("fast").restarts == 1 and site.engine("fast").state == "ready")
-    assert httpx2.get(f"{site.base}/healthz").status_code == 200
-    after = site.state()
-    assert after is not None
-    assert after.gateway == run.gateway
-    assert site.engine("fast").pid != before.pid
-    assert site.engine("exact").restarts == 0
-
-
-def test_a_crashed_gateway_comes_back(site: Site) -> None:
-    assert site.run("up", "-d").returncode == 0
-    run = site.state()
-    assert run is not None
-    assert run.gateway is not None
-    assert run.gateway.pid is not None
-    os.kill(run.gateway.pid, signal.SIGKILL)
-
-    def back() -> bool:
-        now = site.state()
-        return (
-            now is not None
-            and now.gateway is not None
-            and now.gateway.restarts == 1
-            and now.gateway.state == "ready"
-        )
-
-    eventually(back)
-    assert httpx2.get(f"{site.base}/healthz").status_code == 200
 
 
 def test_nothing_outlives_an_up_that_is_killed_with_9(site: Site) -> None:
@@ -330,14 +258,6 @@ def test_a_port_in_use_is_named_with_its_setting_and_its_owner(site: Site, which
     assert not site.paths.state.exists()
 
 
-def test_listen_replaces_the_files_address(site: Site) -> None:
-    (other,) = free_ports(1)
-    output = site.run("up", "-d", "--listen", f"127.0.0.1:{other}").stdout
-    assert f"OPENAI_BASE_URL=http://127.0.0.1:{other}/v1" in output
-    assert httpx2.get(f"http://127.0.0.1:{other}/healthz").status_code == 200
-    assert site.status()["base_url"] == f"http://127.0.0.1:{other}/v1"
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -371,22 +291,109 @@ def test_what_cannot_be_is_said(site: Site, args: tuple[str, ...], message: str)
     assert message in done.stderr
 
 
-def test_two_configurations_of_one_folder_do_not_mix(site: Site) -> None:
+def test_engines_of_one_device_start_in_turn_each_after_health_and_a_completion(running: Running) -> None:
+    fast, exact = running.site.engine("fast"), running.site.engine("exact")
+    assert fast.keeper is not None
+    assert exact.keeper is not None
+    assert exact.keeper.started - fast.keeper.started >= 0.7 * os.sysconf("SC_CLK_TCK")
+    asked = [line for line in running.site.paths.log("fast-0").read_text().splitlines() if "HTTP/1.1" in line]
+    answered = asked.index(next(line for line in asked if '"GET /health HTTP/1.1" 200' in line))
+    assert '"POST /v1/completions HTTP/1.1" 200' in asked[answered + 1]
+
+
+def test_the_plan_is_printed_with_bytes_before_anything_starts(running: Running) -> None:
+    plan, first = running.output.index("Plan"), running.output.index("fast-0: starting")
+    for name in ("fast-0", "exact-0"):
+        line = running.output.index(f"  {name} (")
+        assert plan < line < running.output.index(" bytes)", line) < first
+
+
+def test_the_printed_curl_line_reaches_an_engine(running: Running) -> None:
+    line = next(line for line in running.output.splitlines() if line.strip().startswith("curl "))
+    done = subprocess.run(shlex.split(line), capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "error" in json.loads(done.stdout)  # the stand-in has no chat: its own 404 comes back
+    assert '"POST /v1/chat/completions HTTP/1.1" 404' in running.site.paths.log("fast-0").read_text()
+
+
+def test_listen_replaces_the_files_address(running: Running) -> None:
+    assert f"OPENAI_BASE_URL={running.base}/v1" in running.output
+    assert httpx2.get(f"{running.base}/readyz").status_code == 200
+    with pytest.raises(httpx2.ConnectError):
+        httpx2.get(f"{running.site.base}/healthz")
+
+
+def test_status_of_a_whole_deployment(running: Running) -> None:
+    shown = running.site.run("status")
+    assert shown.returncode == 0
+    assert "tier fast: ready" in shown.stdout
+    body = running.site.status()
+    assert body["phase"] == "ready"
+    assert body["base_url"] == f"{running.base}/v1"
+    assert [engine["state"] for engine in body["engines"]] == ["ready", "ready"]
+
+
+def test_up_does_not_start_twice(running: Running) -> None:
+    run = running.site.state()
+    assert run is not None
+    again = running.site.run("up")
+    assert again.returncode == 1
+    assert f"is running already (pid {run.owner.pid})" in again.stderr
+    assert "dualgauge down" in again.stderr
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_two_configurations_of_one_folder_do_not_mix(running: Running, command: str) -> None:
+    other = running.site.folder / "other.yaml"
+    other.write_text(running.site.config.read_text())
+    done = running.site.run(command, "--config", "other.yaml")
+    assert done.returncode == 1
+    assert str(running.site.config) in done.stderr
+    assert running.site.ready()
+
+
+def test_a_crashed_engine_comes_back_while_the_gateway_goes_on(running: Running) -> None:
+    site = running.site
+    before, run = site.engine("exact"), site.state()
+    assert run is not None
+    assert before.pid is not None
+    os.kill(before.pid, signal.SIGKILL)
+    eventually(lambda: site.engine("exact").restarts == 1 and site.engine("exact").state == "ready")
+    after = site.state()
+    assert after is not None
+    assert after.gateway == run.gateway
+    assert site.engine("exact").pid != before.pid
+    assert site.engine("fast").restarts == 0
+
+
+def test_a_crashed_gateway_comes_back(running: Running) -> None:
+    def gateway() -> runfile.UnitState:
+        run = running.site.state()
+        assert run is not None
+        assert run.gateway is not None
+        return run.gateway
+
+    pid = gateway().pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: gateway().restarts == 1 and gateway().state == "ready")
+    assert httpx2.get(f"{running.base}/healthz").status_code == 200
+
+
+def test_down_stops_what_was_left_running(site: Site) -> None:
     assert site.run("up", "-d").returncode == 0
-    other = site.folder / "other.yaml"
-    other.write_text(site.config.read_text())
-    done = site.run("up", "--config", "other.yaml")
-    assert done.returncode == 1
-    assert f"another configuration, {site.config}, runs from this folder" in done.stderr
-    done = site.run("down", "--config", "other.yaml")
-    assert done.returncode == 1
-    assert site.status()["ready"]
+    down = site.run("down")
+    assert (down.returncode, down.stderr) == (0, "")
+    assert "everything is stopped" in down.stdout
+    assert site.all_gone()
+    assert "serving on" in site.paths.log("fast-0").read_text()
 
 
-def test_logs_of_the_run_before_are_kept(site: Site) -> None:
-    log = site.paths.log("fast-0")
-    for _ in range(2):
-        assert site.run("up", "-d").returncode == 0
-        assert site.run("down").returncode == 0
-    assert "serving on" in log.read_text()
-    assert "serving on" in log.with_name("fast-0.log.1").read_text()
+def test_where_nothing_runs_down_says_so_and_status_fails(site: Site) -> None:
+    down = site.run("down")
+    assert down.returncode == 0
+    assert "nothing runs" in down.stdout
+    status = site.run("status")
+    assert status.returncode == 1
+    assert "not running" in status.stdout
+    assert "tier fast: no engine is ready" in status.stdout

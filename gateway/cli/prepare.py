@@ -1,0 +1,192 @@
+"""From a configuration to all that a start needs: room, ports, an engine environment, models, a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engines import catalog, demo, environments, hardware, home, hub, plan
+from engines.address import Address
+from engines.hardware import Machine
+from engines.plan import Plan
+from engines.recipes import recipe
+from engines.spec import EngineSpec
+from gateway.cli.deployment import Prepared
+from gateway.cli.failures import Failure
+from gateway.cli.preflight import Listener, Need, cpu_problem, disk_problem, free_ports, port_problems
+from gateway.cli.starter import starter
+from gateway.config import DEFAULT_FILE, FIRST_ENGINE_PORT, Config, HostPort, read
+
+if TYPE_CHECKING:
+    from gateway.cli.view import View
+
+DEFAULT_LISTEN = HostPort("127.0.0.1", 8080)
+DEFAULT_ADMIN = 8081
+DEMO = "demo/"
+DEMO_ROOM = 700_000_000
+LOGS = 20_000_000
+OWN_PYTHON = "DUALGAUGE_VLLM_PYTHON"
+
+
+def first_config(path: Path, machine: Machine, listen: HostPort | None) -> tuple[str, ...]:
+    """Write a configuration that fits this machine; returns why it is as it is."""
+    address = listen or DEFAULT_LISTEN
+    check_ports([_gateway_listener(address, "`listen`", ())])
+    choice = catalog.choose(machine.gpus)
+    admin = free_ports(DEFAULT_ADMIN, 1, taken=[address.port])[0]
+    ports = free_ports(FIRST_ENGINE_PORT, 2, taken=[address.port, admin])
+    text = starter(choice, ports, listen=str(address), admin=f"127.0.0.1:{admin}")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.link(beside, path)  # unlike a rename it does not replace a file that came meanwhile
+    finally:
+        beside.unlink(missing_ok=True)
+    return choice.reasons
+
+
+def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
+    """Check, install, fetch, plan. Raises Failure, PlanError, MakingError, ProblemsError, OSError."""
+    machine = hardware.look()
+    address = override(config, listen)
+    check(config, machine, address)
+    check_room(config, machine)
+    launched = [spec for spec in config.engines if spec.launched]
+    if not launched:
+        return Prepared(config, Plan(()), None, {}, address)
+    plan.plan(launched, machine, lambda spec: plan.size_of(spec.model or "", _local(spec)))
+    python = environment(machine, view)
+    folders = {spec.name: model_folder(spec, python, view) for spec in launched}
+    placed = plan.plan(launched, machine, lambda spec: plan.size_of_folder(folders[spec.name]))
+    show_plan(placed, view)
+    return Prepared(config, placed, python, {name: str(path) for name, path in folders.items()}, address)
+
+
+def show_plan(placed: Plan, view: View) -> None:
+    """Where each engine goes and what it may take, with bytes, before any is started."""
+    view.say("Plan, one engine after the other:")
+    for placement in placed.placements:
+        spec = placement.spec
+        view.say(f"  {spec.name} ({spec.tier}, {spec.precision}, {spec.model}) on {placement.describe()}")
+    for note in placed.notes:
+        view.say(f"  note: {note}", style="yellow")
+
+
+def load(path: Path | None) -> Config:
+    """The configuration named, or that of this folder. Raises Failure, ProblemsError."""
+    file = path or Path(DEFAULT_FILE)
+    if not file.is_file():
+        raise Failure(
+            f"there is no {file}; `dualgauge up` without --config writes one that fits this machine"
+        )
+    return read(file)
+
+
+def override(config: Config, listen: HostPort | None) -> str | None:
+    """The address that replaces the file's `listen`, where one was given that differs."""
+    if listen is None or str(listen) == str(config.listen):
+        return None
+    if config.keys is None and not listen.loopback:
+        raise Failure(
+            f"{listen} can be reached by others: add `keys: keys.yaml` to {config.path}, or use 127.0.0.1"
+        )
+    if listen.port == config.admin.port:
+        raise Failure(f"port {listen.port} is `admin`'s already in {config.path}")
+    return str(listen)
+
+
+def check(config: Config, machine: Machine, listen: str | None) -> None:
+    """What needs no download to be known wrong. Raises Failure, ProblemsError, OSError."""
+    from gateway.app import read_snapshot
+
+    read_snapshot(config)
+    address = HostPort.parse(listen) if listen else config.listen
+    if address.port == 0 or config.admin.port == 0:
+        raise Failure("`dualgauge up` needs fixed ports: write a number other than 0 in `listen` and `admin`")
+    check_ports(listeners(config, address))
+    for spec in config.engines:
+        if spec.kind == "llama.cpp":
+            raise Failure(
+                f"engine `{spec.name}`: `dualgauge up` does not start llama.cpp; start llama-server yourself "
+                "and write `kind: external` with its `url`"
+            )
+    if not machine.gpus and any(spec.launched for spec in config.engines):
+        problem = cpu_problem(machine)
+        if problem:
+            raise Failure(f"{problem} Use a machine with an NVIDIA GPU, or engines of `kind: external`.")
+
+
+def listeners(config: Config, listen: HostPort) -> Iterator[Listener]:
+    """Every address that the gateway and the engines will take."""
+    file = config.path.name
+    ports = {spec.name: Address.parse(spec.url).port for spec in config.engines if spec.launched}
+    yield _gateway_listener(listen, f"`listen` in {file}", (config.admin.port, *ports.values()))
+    yield Listener(config.admin.host, config.admin.port, "the admin port", f"change `admin` in {file}")
+    for name, port in ports.items():
+        yield Listener("127.0.0.1", port, f"engine {name}", f"change its `port` in {file}")
+
+
+def _gateway_listener(address: HostPort, key: str, taken: Iterable[int]) -> Listener:
+    spare = free_ports(address.port + 1, 1, taken)
+    option = f"use --listen {HostPort(address.host, spare[0])}, or change {key}" if spare else f"change {key}"
+    return Listener(address.host, address.port, "the gateway", option)
+
+
+def check_ports(wanted: Iterable[Listener]) -> None:
+    problems = port_problems(wanted)
+    if problems:
+        raise Failure("\n       ".join(problems))
+
+
+def environment(machine: Machine, view: View) -> Path:
+    """The interpreter that has vLLM: the operator's own, else our environment's, installed where needed."""
+    own = os.environ.get(OWN_PYTHON)
+    if own is not None:
+        if not os.access(own, os.X_OK):
+            raise Failure(f"{OWN_PYTHON}={own} is no program; name the Python of a place that has vLLM")
+        return Path(own)
+    kind = environments.default_kind(len(machine.gpus))
+    with view.making(f"engines' environment ({kind})") as progress:
+        return environments.install(kind, home=home.data_home(), progress=progress).python
+
+
+def _local(spec: EngineSpec) -> Path | None:
+    """The folder of a model that is on this machine already."""
+    model = spec.model or ""
+    return Path(model) if Path(model).is_absolute() else None
+
+
+def model_folder(spec: EngineSpec, python: Path, view: View) -> Path:
+    """The folder that the engine will open: given, made here, or downloaded where it is not in the cache."""
+    model = spec.model or ""
+    if Path(model).is_absolute():
+        if not (Path(model) / "config.json").is_file():
+            raise Failure(f"engine `{spec.name}`: {model} is no model folder (it has no config.json)")
+        return Path(model)
+    with view.making(f"model {model}") as progress:
+        if not model.startswith(DEMO):
+            return hub.fetch(model, python, progress)
+        name = model.removeprefix(DEMO)
+        if name not in (demo.EXACT, demo.FAST):
+            known = f"{DEMO}{demo.EXACT} and {DEMO}{demo.FAST}"
+            raise Failure(f"engine `{spec.name}`: there is no {model}, only {known}")
+        pair = demo.make(python=python, home=home.data_home(), progress=progress)
+        return pair.exact if name == demo.EXACT else pair.fast
+
+
+def check_room(config: Config, machine: Machine) -> None:
+    """Whether the disk can take what is still to be installed and fetched. Raises Failure."""
+    data = home.data_home()
+    launched = [spec for spec in config.engines if spec.launched]
+    needs = [Need(config.folder, LOGS, "logs")]
+    wanted = recipe(environments.default_kind(len(machine.gpus)))
+    if launched and OWN_PYTHON not in os.environ and environments.find(wanted, data) is None:
+        needs.append(Need(home.environments(data), wanted.room, f"the environment {wanted.kind}"))
+    models = {spec.model or "" for spec in launched if _local(spec) is None}
+    if any(model.startswith(DEMO) for model in models) and demo.find(home.models(data)) is None:
+        needs.append(Need(home.models(data), DEMO_ROOM, "the demo models"))
+    problem = disk_problem(needs)
+    if problem:
+        raise Failure(f"{problem} Free some, or put the data elsewhere with DUALGAUGE_HOME.")
