@@ -391,9 +391,12 @@ class Exchange:
             return
         try:
             if client.started:
-                client.close_after()
                 forward = self._forward
-                cut = b"\n\n" if forward is not None and forward.tap.torn else b""
+                if forward is None or not forward.events:
+                    client.break_off()
+                    return
+                client.close_after()
+                cut = b"\n\n" if forward.tap.torn else b""
                 await client.send(cut + dialect.error_event(error), False)
                 return
             status, body = dialect.error_body(error, record.request_id)

@@ -29,6 +29,8 @@ logger = logging.getLogger("dualgauge.gateway")
 
 # Longer than most clients keep idle connections, so that it is they who close.
 KEEP_ALIVE_SECONDS = 75
+# A client that takes none of a waiting reply's bytes for so long is gone: no timeout of an engine ends that.
+STALLED_SECONDS = 120.0
 BACKLOG = 4096
 BAD_REQUEST = (
     b'{"error":{"message":"this is not HTTP/1.1","type":"invalid_request_error","param":null,"code":null}}'
@@ -39,6 +41,8 @@ class Protocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1 protocol, with a short way for replies, and our error body."""
 
     _wire: Wire | None = None
+    _stall: asyncio.TimerHandle | None = None
+    _unsent = 0
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # Called when a request's turn has come, pipelined ones included.
@@ -46,8 +50,30 @@ class Protocol(HttpToolsProtocol):
         cycle.scope[WIRE_KEY] = wire  # type: ignore[literal-required]
         super()._start_asgi_task(cycle, app)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+
+    def _watch_writes(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(STALLED_SECONDS, self._look_at_writes)
+
+    def _look_at_writes(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._watch_writes()
+        else:
+            self.transport.abort()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._stall is not None:
+            self._stall.cancel()
         if self._wire is not None:
             self._wire.lost()
 

@@ -13,8 +13,8 @@ from gateway.relay.sse import Usage
 
 
 class _Usage(msgspec.Struct):
-    input_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: int | None = 0
+    output_tokens: int | None = 0
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
 
@@ -88,8 +88,8 @@ class AnthropicMessages(Dialect):
         if usage is None:
             return None
         cached = usage.cache_read_input_tokens or 0
-        prompt = usage.input_tokens + cached + (usage.cache_creation_input_tokens or 0)
-        return Usage(prompt, usage.output_tokens, cached)
+        prompt = (usage.input_tokens or 0) + cached + (usage.cache_creation_input_tokens or 0)
+        return Usage(prompt, usage.output_tokens or 0, cached)
 
     def error_body(self, error: GatewayError, request_id: str) -> tuple[int, bytes]:
         status = ANTHROPIC_OVERLOADED if isinstance(error, NothingReady) else error.http_status

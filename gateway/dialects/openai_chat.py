@@ -21,7 +21,7 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = 0
     completion_tokens: int | None = 0
     prompt_tokens_details: _Details | None = None
 
@@ -139,7 +139,9 @@ class OpenAIChat(Dialect):
             return None
         details = usage.prompt_tokens_details
         return Usage(
-            usage.prompt_tokens, usage.completion_tokens or 0, (details.cached_tokens or 0) if details else 0
+            usage.prompt_tokens or 0,
+            usage.completion_tokens or 0,
+            (details.cached_tokens or 0) if details else 0,
         )
 
 

@@ -28,8 +28,8 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    input_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: int | None = 0
+    output_tokens: int | None = 0
     input_tokens_details: _Details | None = None
 
 
@@ -102,7 +102,11 @@ class OpenAIResponses(Dialect):
         if usage is None:
             return None
         details = usage.input_tokens_details
-        return Usage(usage.input_tokens, usage.output_tokens, (details.cached_tokens or 0) if details else 0)
+        return Usage(
+            usage.input_tokens or 0,
+            usage.output_tokens or 0,
+            (details.cached_tokens or 0) if details else 0,
+        )
 
     def error_event(self, error: GatewayError) -> bytes:
         inner = openai_error(error)

@@ -17,6 +17,7 @@ class _Tokens(msgspec.Struct):
 
 
 _tokens = Fields(_Tokens)
+_decode_reply = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class Tokens(Dialect):
@@ -32,4 +33,5 @@ class Tokens(Dialect):
         return None
 
     def reply_usage(self, reply: bytes) -> Usage | None:
+        _decode_reply(reply)
         return None

@@ -124,6 +124,11 @@ class Client:
         if self.wire is not None:
             self.wire.close_after()
 
+    def break_off(self) -> None:
+        """Close inside a reply; a server other than ours does so when the application returns."""
+        if self.wire is not None:
+            self.wire.break_off()
+
 
 def _too_large(limit: int) -> BodyTooLarge:
     return BodyTooLarge(f"the body is larger than {limit} bytes (bounds.body)")

@@ -22,7 +22,8 @@ Begun = Callable[[bytes], None]
 
 
 class Forward:
-    """One reply. `head` makes the client's header lines, given the engine's content type."""
+    """One reply. `head` makes the client's header lines, given the engine's content type; `events` is true
+    once the reply is known as a stream of events."""
 
     __slots__ = (
         "_begun",
@@ -31,7 +32,7 @@ class Forward:
         "_engine",
         "_head",
         "_read_reply",
-        "status",
+        "events",
         "tap",
         "usage",
     )
@@ -53,6 +54,7 @@ class Forward:
         self._head = head
         self._read_reply = read_reply
         self._begun = begun
+        self.events = False
         self.tap = tap
         self.usage: Usage | None = None
 
@@ -66,6 +68,7 @@ class Forward:
                 raise replies.error_from(connection.status, body or b"", self._engine)
             content_type = _content_type(connection)
             if content_type.startswith(b"text/event-stream"):
+                self.events = True
                 await self._stream(content_type)
             else:
                 await self._json(content_type)

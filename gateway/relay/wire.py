@@ -99,6 +99,11 @@ class Wire:
         """Close the connection once the reply is complete."""
         self._cycle.keep_alive = False
 
+    def break_off(self) -> None:
+        """Close without the reply's proper end, so that the client knows that it is cut."""
+        self._cycle.disconnected = True
+        self._cycle.transport.close()
+
     def _build(self, status: int, head: Head, tail: bytes) -> bytes:
         cycle = self._cycle
         cycle.response_started = True
