@@ -57,7 +57,8 @@ def environment(placement: Placement, model: str, inherited: Mapping[str, str]) 
     """The whole environment of the engine's process."""
     spec = placement.spec
     env = {key: value for key, value in inherited.items() if key not in _NOT_INHERITED}
-    env |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": KEEP_ALIVE, "PYTHONUNBUFFERED": "1"}
+    env |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": KEEP_ALIVE}
+    env["PYTHONUNBUFFERED"] = "1"
     if Path(model).is_absolute():
         env["HF_HUB_OFFLINE"] = "1"
     if spec.api_key is not None:

@@ -41,9 +41,10 @@ def first_config(path: Path, machine: Machine, listen: HostPort | None) -> tuple
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         beside.write_text(text, encoding="utf-8")
-        os.link(beside, path)  # unlike a rename it does not replace a file that came meanwhile
-    finally:
+        beside.replace(path)
+    except OSError:
         beside.unlink(missing_ok=True)
+        raise
     return choice.reasons
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,8 @@ class View:
         self._status: Status | None = None
 
     def say(self, text: str, *, style: str = "") -> None:
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError, SystemExit):  # rich's answer to a closed pipe; what runs must not end with it
+            self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
     def begin(self, run: Run) -> None:
         """Take this as known: nothing is told of how it came to be so."""
