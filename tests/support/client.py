@@ -22,7 +22,7 @@ class Reply:
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    body: bytearray = field(default_factory=bytearray)
     complete: bool = False
 
     @property
