@@ -112,16 +112,22 @@ DERIVED = (
     "not_ascii",
     "numbers",
     "letters",
+    "number_share",
+    "asked",
+    "number_asked",
     "numbers_asked",
     "sums_told",
     "maths_told",
     "named_language",
+    "sql",
 )
 NAMES = (*SUBJECTS, *SHAPES, *SYMBOLS, *DERIVED)
 _AT = {name: index for index, name in enumerate(NAMES)}
 _STRONG = tuple(_AT[name] for name in ("code_noun", "language", "code_verb", "language_likely"))
 _WEAK = tuple(_AT[name] for name in ("code_noun_or_not", "language_or_not"))
-_OTHER, _MATH, _QUANTITY, _NUMBER = (_AT[name] for name in ("other", "math", "quantity", "number_word"))
+_OTHER, _MATH, _QUANTITY, _NUMBER, _HOW_MANY = (
+    _AT[name] for name in ("other", "math", "quantity", "number_word", "how_many")
+)
 _LETTERS = frozenset(letter.encode() for letter in "bcdefghjklmnpqrstuvwxyz")
 _IN = frozenset("in en em using with mit avec con usando w на в på med dans di do".encode().split())
 _LANGUAGES = frozenset(
@@ -147,6 +153,7 @@ def _by_symbol() -> dict[int, tuple[tuple[bytes, int], ...]]:
 
 
 _PATTERNS = _by_symbol()
+_SQL = (b"SELECT ", b"INSERT INTO", b"DELETE FROM", b"CREATE TABLE", b"UPDATE ", b"ORDER BY", b"GROUP BY")
 _SINGLE = {symbol[0]: (symbol, _AT[name]) for name, symbol in SYMBOLS.items()}
 
 
@@ -156,7 +163,8 @@ def measure(text: str) -> Features:
         text = f"{text[:HEAD]}\n{text[-TAIL:]}"
     counts, tokens = _LEXICON.count(text)
     features = {column: _LOG[min(count, MOST)] for column, count in enumerate(counts) if count}
-    shape = text.encode("utf-8", "surrogatepass").translate(_CLASSES)
+    raw = text.encode("utf-8", "surrogatepass")
+    shape = raw.translate(_CLASSES)
     symbols = shape.translate(None, _PLAIN)
     found: dict[int, int] = {}
     for pattern, index in _PATTERNS[0]:
@@ -176,9 +184,11 @@ def measure(text: str) -> Features:
     strong = counts[_STRONG[0]] + counts[_STRONG[1]] + counts[_STRONG[2]] + counts[_STRONG[3]]
     weak = counts[_WEAK[0]] + counts[_WEAK[1]]
     near, first, named = _asks(tokens)
-    numbers = min(8, shape.count(b" 0") + shape.count(b"$0") + shape.count(b"h0") + counts[_NUMBER])
+    numbers = min(
+        8, shape.count(b" 0") + shape.count(b"$0") + shape.count(b"h0") + shape.count(b"(0") + counts[_NUMBER]
+    )
     letters = min(6, sum(token in _LETTERS for token in tokens[:NEAR_TOKENS]))
-    asked = b"?" in symbols
+    asked = b"?" in symbols or b"\xef\xbc\x9f" in raw
     derived = (
         log1p(size) / 4,
         log1p(shape.count(b"\n")),
@@ -194,10 +204,14 @@ def measure(text: str) -> Features:
         b"h" in shape,
         log1p(numbers),
         log1p(letters),
+        min(1.0, 4 * numbers / size),
+        asked,
+        min(2, counts[_HOW_MANY]) * min(numbers, 3) / 3,
         log1p(numbers) if asked else 0.0,
         min(numbers, 3) * min(3, counts[_QUANTITY]) / 3,
         min(3, counts[_MATH]) * (min(numbers, 2) + min(letters, 2)) / 3,
         named,
+        any(word in raw for word in _SQL) if b"A" in shape else False,
     )
     for index, value in enumerate(derived, _FIRST_DERIVED):
         if value:
