@@ -113,7 +113,8 @@ class Exchange:
             self._uncancel()
             if not self._client.gone:
                 # Only the server's shutdown cancels a request whose client is still there.
-                await self._refuse(NothingReady("the gateway was shut down before the reply was complete"))
+                shut_down = "the gateway was shut down before the reply was complete"
+                await self._refuse(NothingReady(shut_down, retry_after=1))
             self.record.outcome = "cancelled"
         except GatewayError as error:
             await self._refuse(error)

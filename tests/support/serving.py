@@ -67,7 +67,7 @@ class Served:
         return not (self.lent or self.in_flight or self.leases)
 
 
-def deployment(tiers: Tiers, **settings: Any) -> dict[str, Any]:
+def deployment(tiers: Tiers, /, **settings: Any) -> dict[str, Any]:
     """A deployment file's content: engines are called fast-0, fast-1, exact-0 ... by their tier."""
     parts = []
     for tier, some in tiers.items():
@@ -91,6 +91,7 @@ def deployment(tiers: Tiers, **settings: Any) -> dict[str, Any]:
 def make(
     folder: Path,
     tiers: Tiers,
+    /,
     *,
     policy: str | None = PLAIN,
     keys: str | None = None,
@@ -109,7 +110,9 @@ def make(
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, tiers: Tiers, *, wait: bool = True, **options: Any) -> AsyncIterator[Served]:
+async def serving(
+    folder: Path, tiers: Tiers, /, *, wait: bool = True, **options: Any
+) -> AsyncIterator[Served]:
     """Run a gateway; with `wait`, until every engine of it was found ready."""
     gateway = make(folder, tiers, **options)
     async with running(gateway), _listening(Public(gateway), admin_app(gateway, reload)) as (public, admin):
@@ -156,14 +159,21 @@ class ServedProcess:
 
 @contextlib.contextmanager
 def process(
-    folder: Path, tiers: Tiers, *, policy: str = PLAIN, keys: str | None = None, **settings: Any
+    folder: Path,
+    tiers: Tiers,
+    /,
+    *,
+    policy: str = PLAIN,
+    keys: str | None = None,
+    port: int = 0,
+    **settings: Any,
 ) -> Iterator[ServedProcess]:
     """`dualgauge serve` as a process of its own, answering on both ports; killed at the end."""
     (folder / "policy.yaml").write_text(policy)
     if keys is not None:
         (folder / "keys.yaml").write_text(keys)
         settings["keys"] = "keys.yaml"
-    port, admin = free_port(), free_port()
+    port, admin = port or free_port(), free_port()
     addresses = {"listen": f"127.0.0.1:{port}", "admin": f"127.0.0.1:{admin}", "policy": "policy.yaml"}
     file = folder / "dualgauge.yaml"
     file.write_text(json.dumps({**deployment(tiers, **settings), **addresses}))

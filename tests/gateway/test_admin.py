@@ -1,0 +1,99 @@
+"""The admin port."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.client import ask, get, until
+from tests.support.engine import FakeEngine, engines, hang, reply
+from tests.support.serving import serving
+from tests.support.shapes import CHAT, check_openai
+
+TOKEN = {"authorization": "Bearer s3cret"}
+DOWN = {"fast": "http://127.0.0.1:9", "exact": "http://127.0.0.1:9"}
+GUARDED = [("GET", "/metrics"), ("GET", "/admin/status"), ("POST", "/admin/reload")]
+
+
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+async def test_a_token_is_asked_where_one_is_configured(tmp_path: Path, method: str, path: str) -> None:
+    async with serving(tmp_path, DOWN, wait=False, admin_token="s3cret") as served:
+        for headers in (
+            {},
+            {"authorization": "Bearer wrong"},
+            {"authorization": "Bearer "},
+            {"x-api-key": "s3cret"},
+        ):
+            answer = await ask(served.admin, path, method=method, headers=headers)
+            assert answer.status == 401
+            check_openai(answer.json["error"])
+        assert (await ask(served.admin, path, method=method, headers=TOKEN)).status == 200
+
+
+@pytest.mark.parametrize(("method", "path"), GUARDED)
+async def test_without_a_token_none_is_asked(tmp_path: Path, method: str, path: str) -> None:
+    async with serving(tmp_path, DOWN, wait=False) as served:
+        assert (await ask(served.admin, path, method=method)).status == 200
+
+
+async def test_health_and_readiness_need_no_token(tmp_path: Path) -> None:
+    async with serving(tmp_path, DOWN, wait=False, admin_token="s3cret") as served:
+        assert (await get(served.admin, "/healthz")).status == 200
+        assert (await get(served.admin, "/readyz")).status == 503
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nope", 404),
+        ("GET", "/v1/models", 404),
+        ("POST", CHAT.path, 404),
+        ("GET", "/admin/reload", 405),
+        ("POST", "/metrics", 405),
+        ("DELETE", "/admin/status", 405),
+    ],
+)
+async def test_other_routes_and_methods(tmp_path: Path, method: str, path: str, status: int) -> None:
+    async with serving(tmp_path, DOWN, wait=False) as served:
+        answer = await ask(served.admin, path, method=method)
+        assert answer.status == status
+        check_openai(answer.json["error"])
+
+
+async def test_status_shows_engines_tiers_and_policy(tmp_path: Path) -> None:
+    fast, exact = FakeEngine(hang), FakeEngine()
+    fast.metrics = (
+        b"vllm:num_requests_running 3.0\nvllm:num_requests_waiting 2.0\nvllm:kv_cache_usage_perc 0.5\n"
+    )
+    async with engines(fast, exact), serving(tmp_path, {"fast": fast, "exact": exact}) as served:
+        await until(lambda: served.engine("fast-0").sampled_at is not None)
+        served.mark("exact-0", "down", "it does not answer")
+        status: dict[str, Any] = (await get(served.admin, "/admin/status")).json
+        assert status["model"] == "smollm2"
+        assert status["draining"] is False
+        assert status["leases"] == 0
+        assert status["tiers"] == {"fast": "ready", "exact": "exact-0: down, it does not answer"}
+        assert status["policy"]["rules"] == ["critical", "everything else"]
+        assert status["policy"]["hash"] == served.gateway.snapshot.policy.hash
+        assert status["policy"]["reload_error"] is None
+        shown = status["engines"][0]
+        assert shown["name"] == "fast-0"
+        assert shown["state"] == "ready"
+        assert (shown["running"], shown["waiting"], shown["kv_usage"]) == (3, 2, 0.5)
+
+
+async def test_metrics_are_in_prometheus_text(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        await ask(served.port, CHAT.path, CHAT.ask())
+        answer = await get(served.admin, "/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        families = {f.name: f for f in text_string_to_metric_families(answer.body.decode())}
+        (sample,) = families["dualgauge_requests"].samples
+        assert sample.labels == {
+            "dialect": "openai.chat",
+            "tier": "fast",
+            "rule": "everything else",
+            "outcome": "ok",
+        }
