@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from engines import launch_child, runfile
 
@@ -38,6 +39,7 @@ class Pair:
     """Two real engines and the gateway in front of them. `engines` are their own URLs by tier."""
 
     base: str
+    admin: str
     engines: Mapping[str, str]
     paths: runfile.Paths
 
@@ -50,21 +52,31 @@ class Pair:
         assert run is not None
         return next(unit for unit in run.engines if unit.tier == tier)
 
-    def metric(self, tier: str, name: str) -> float:
-        """The sum of an engine's own samples of this name."""
-        reply = httpx2.get(f"{self.engines[tier]}/metrics", timeout=10, trust_env=False)
-        families = text_string_to_metric_families(reply.raise_for_status().text)
-        return sum(sample.value for family in families for sample in family.samples if sample.name == name)
+    def metrics(self, tier: str, *names: str) -> tuple[float, ...]:
+        """The sums of an engine's own samples of these names."""
+        found = samples(self.engines[tier])
+        return tuple(sum(s.value for s in found if s.name == name) for name in names)
 
-    def served(self) -> dict[str, float]:
-        """Requests that each engine has finished, by its own count."""
-        return {tier: self.metric(tier, "vllm:request_success_total") for tier in self.engines}
+    def counted(self, tier: str, kind: str) -> float:
+        """Tokens of a tier, `prompt` or `completion`, by the gateway's count."""
+        labels = {"tier": tier, "kind": kind}
+        return sum(
+            sample.value
+            for sample in samples(self.admin)
+            if sample.name == "dualgauge_tokens_total" and sample.labels == labels
+        )
 
     def ready(self) -> Mapping[str, str]:
         """What the gateway says of each tier."""
         with self.client() as client:
             tiers: Mapping[str, str] = client.get("/readyz").json()["tiers"]
             return tiers
+
+
+def samples(base: str) -> list[Sample]:
+    """What a server tells Prometheus."""
+    reply = httpx2.get(f"{base}/metrics", timeout=10, trust_env=False).raise_for_status()
+    return [s for family in text_string_to_metric_families(reply.text) for s in family.samples]
 
 
 def until(what: str, holds: Callable[[], bool], seconds: float) -> None:
@@ -106,7 +118,7 @@ def bring_up(folder: Path) -> Iterator[Pair]:
     with output.open("wb") as sink, _kept(_command(), folder, sink) as process:
         run = _wait(process, paths, output)
         engines = {unit.tier or unit.name: unit.url for unit in run.engines}
-        yield Pair(run.base_url.removesuffix("/v1"), engines, paths)
+        yield Pair(run.base_url.removesuffix("/v1"), run.admin_url, engines, paths)
 
 
 def _command() -> list[str]:

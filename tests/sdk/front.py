@@ -11,10 +11,9 @@ from pathlib import Path
 
 import httpx2
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from policies.shipped import policy_text
-from tests.engines_real.pair import MODEL, free_port, until
+from tests.engines_real.pair import MODEL, free_port, samples, until
 
 KEY = "sk-main"
 SINGLE_KEY = "sk-single"
@@ -58,9 +57,8 @@ class Front:
 
     def refusals(self) -> float:
         """Requests that were over a limit, or found no engine, by the gateway's own count."""
-        text = httpx2.get(f"{self.admin}/metrics", trust_env=False).text
-        samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
-        return sum(s.value for s in samples if s.labels.get("outcome") in ("limited", "unavailable"))
+        ended = ("limited", "unavailable")
+        return sum(s.value for s in samples(self.admin) if s.labels.get("outcome") in ended)
 
 
 @contextmanager
