@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
-from policies.facts import Facts
-from policies.signals.classifier import Scores, scores
+from collections.abc import Sequence
+
+from policies.facts import Facts, Turn
+from policies.signals.classifier import Scores, Seen, score, shipped_model
+from policies.signals.features import NAMES, measure
 from policies.signals.script import SCRIPTS, script_of
 from policies.signals.signal import Memo, Signal
-from policies.signals.tokens import estimate_tokens
+from policies.signals.tokens import estimate_prompt
 
 SHORT = 240
+"""Characters of a user turn that may be about the turns before it ("faster?", "add a test")."""
+
 CARRIED = 0.75
+"""The part of their score that it takes from them."""
+
 _SCORES = ".scores"
+_NOT_ABOUT_IT = tuple(NAMES.index(name) for name in ("other", "closing"))
+_SEEN = Seen()
 
 
 def _scores(facts: Facts, memo: Memo) -> Scores:
-    """The last user turn decides; a short one that follows up on code or maths takes most of their score."""
-    if _SCORES in memo:
-        return memo[_SCORES]  # type: ignore[no-any-return]
-    turns = facts.turns
-    last = next((i for i in range(len(turns) - 1, -1, -1) if turns[i].role == "user"), None)
-    found = Scores(0.0, 0.0) if last is None else scores(turns[last].text)
-    memo[_SCORES] = found
-    return found
+    """The last user turn decides; a short one also takes part of the score of the two turns before it.
+
+    System prompts do not count: they are about what an application may do, not about what is asked now.
+    """
+    if _SCORES not in memo:
+        memo[_SCORES] = _conversation_scores(facts.turns)
+    return memo[_SCORES]  # type: ignore[no-any-return]
+
+
+def _conversation_scores(turns: Sequence[Turn]) -> Scores:
+    last = len(turns) - 1
+    while last >= 0 and turns[last].role != "user":
+        last -= 1
+    if last < 0:
+        return Scores(0.0, 0.0)
+    text = turns[last].text
+    features = measure(text)
+    found = score(features, shipped_model())
+    if last == 0 or len(text) > SHORT or any(index in features for index in _NOT_ABOUT_IT):
+        return found
+    before = [turn.text for turn in turns[:last] if turn.role in ("user", "assistant")][-2:]
+    earlier = [_SEEN.scores(one) for one in before if one]
+    return Scores(
+        max((found.code, *(CARRIED * one.code for one in earlier))),
+        max((found.math, *(CARRIED * one.math for one in earlier))),
+    )
 
 
 def _code(facts: Facts, memo: Memo) -> float:
@@ -33,7 +60,7 @@ def _math(facts: Facts, memo: Memo) -> float:
 
 
 def _prompt_tokens(facts: Facts, _memo: Memo) -> int:
-    return sum(estimate_tokens(turn.text) for turn in facts.turns)
+    return estimate_prompt([turn.text for turn in facts.turns])
 
 
 def _script(facts: Facts, _memo: Memo) -> str:
