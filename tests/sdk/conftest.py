@@ -47,3 +47,11 @@ def recovering(pair: Pair, tmp_path: Path) -> Iterator[Recovering]:
             yield Recovering(gateway, late.open)
     finally:
         late.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sessions that need the real engines are marked so; what is refused before one is asked needs none."""
+    for item in items:
+        if isinstance(item, pytest.Function) and "pair" in item.fixturenames:
+            item.add_marker("engines")
