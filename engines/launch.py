@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 HEALTH_EVERY = 0.25
 WARM_UP_TIMEOUT = 180.0
 TAIL = 256 * 1024
+AGAIN = "--- started again ---\n"
 
 Sleep = Callable[[float], Awaitable[None]]
 
@@ -103,7 +104,7 @@ class KeptChild:
 
 
 class ProcessLauncher:
-    """Starts real processes. Their output is appended to the log."""
+    """Starts real processes. Their output is appended to the log, after a line `AGAIN` where it has some."""
 
     async def start(self, command: Command, log: Path) -> KeptChild:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -111,6 +112,9 @@ class ProcessLauncher:
         script = str(Path(launch_child.__file__))
         try:
             with log.open("ab") as output:
+                if output.tell() > 0:
+                    output.write(AGAIN.encode())
+                    output.flush()
                 keeper = await asyncio.create_subprocess_exec(
                     *(sys.executable, "-I", "-S", script, str(theirs.fileno()), *command.argv),
                     env=dict(command.env),
@@ -312,11 +316,11 @@ def _message(lines: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def tail(log: Path, size: int = TAIL) -> str:
-    """The end of a log; empty where there is none."""
+    """The end of a log, of its latest start; empty where there is none."""
     try:
         with log.open("rb") as handle:
             handle.seek(0, os.SEEK_END)
             handle.seek(max(0, handle.tell() - size))
-            return handle.read().decode("utf-8", "replace")
+            return handle.read().decode("utf-8", "replace").rpartition(AGAIN)[2]
     except OSError:
         return ""

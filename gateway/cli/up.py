@@ -176,9 +176,8 @@ def announce(prepared: Prepared, view: View) -> None:
     """The base URL, and a command that gets an answer from it."""
     config = prepared.config
     key = "" if config.keys is None else " -H 'authorization: Bearer YOUR-KEY'"
-    body = (
-        f'{{"model":"{config.model}","max_tokens":32,"messages":[{{"role":"user","content":"Say hello."}}]}}'
-    )
+    message = '{"role":"user","content":"Say hello."}'
+    body = f'{{"model":"{config.model}","max_tokens":32,"temperature":0,"messages":[{message}]}}'
     view.say(f"\nDualgauge serves {config.model}. Point OpenAI clients at it:", style="bold")
     view.say(f"  export OPENAI_BASE_URL={prepared.base_url}")
     view.say("Try it:")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from engines.making import Progress
 
+OFTEN = 5.0
 STILL = 15.0
 _BUSY = {"starting": "starting", "warming": "warming up", "stopping": "stopping"}
 
@@ -93,7 +94,7 @@ class View:
             now = self._clock()
             if self._console.is_terminal:
                 self._live(f"{what}: {message}{share}  {now - began:.0f} s")
-            elif message != last or now - told >= STILL:
+            elif not last or now - told >= (OFTEN if message != last else STILL):
                 told, last = now, message
                 self.say(f"  {what}: {message}{share}")
 
@@ -120,8 +121,9 @@ class View:
             since = self._since.get(unit.name, now)
             if now - max(since, self._told.get(unit.name, since)) >= STILL:
                 self._told[unit.name] = now
-                said = "" if unit.state == "stopping" else f": {_last_line(Path(unit.log))[:100]}"
-                self.say(f"  {unit.name}: {_BUSY[unit.state]} for {now - since:.0f} s{said}")
+                said = "" if unit.state == "stopping" else _last_line(Path(unit.log))[:100]
+                text = f"{_BUSY[unit.state]} for {now - since:.0f} s"
+                self.say(f"  {unit.name}: {text}, {said}" if said else f"  {unit.name}: {text}")
 
     def close(self) -> None:
         """Take the live line away."""
@@ -136,7 +138,7 @@ def _units(run: Run) -> tuple[UnitState, ...]:
 
 def _last_line(log: Path) -> str:
     lines = launch.tail(log, 4096).strip().splitlines()
-    return launch.strip_prefix(lines[-1]) if lines else ""
+    return launch.strip_prefix(lines[-1]).strip() if lines else ""
 
 
 def _shown(path: Path) -> str:

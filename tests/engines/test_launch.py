@@ -12,6 +12,7 @@ import pytest
 
 from engines import launch_child, runfile
 from engines.launch import (
+    AGAIN,
     Command,
     EngineProbe,
     HealthProbe,
@@ -79,7 +80,8 @@ def test_a_second_start_appends(tmp_path: Path) -> None:
 
     run(shell("echo one"), log, use)
     run(shell("echo two"), log, use)
-    assert log.read_text() == "one\ntwo\n"
+    assert log.read_text() == f"one\n{AGAIN}two\n"
+    assert tail(log) == "two\n"
 
 
 def test_the_pid_is_the_programs_own(tmp_path: Path) -> None:
