@@ -138,7 +138,30 @@ _LANGUAGES = frozenset(
 _CODE_COLUMNS = frozenset((*_STRONG, *_WEAK))
 _CODE_WORDS = frozenset(w for w, columns in _LEXICON.words.items() if not _CODE_COLUMNS.isdisjoint(columns))
 _ASK_WORDS = frozenset(w for w, columns in _LEXICON.words.items() if _AT["ask"] in columns)
-_FIRST_DERIVED = len(NAMES) - len(DERIVED)
+(
+    _WORDS,
+    _LINES,
+    _DIGITS,
+    _ASKS_FOR_CODE,
+    _ASKS_FIRST,
+    _CODE_WEIGHT,
+    _CODE_TWICE,
+    _CODE_DENSITY,
+    _OTHER_DENSITY,
+    _SYMBOL_DENSITY,
+    _NUMBER_DENSITY,
+    _NOT_ASCII,
+    _NUMBERS,
+    _LETTER,
+    _NUMBER_SHARE,
+    _ASKED,
+    _NUMBER_ASKED,
+    _NUMBERS_ASKED,
+    _SUMS_TOLD,
+    _MATHS_TOLD,
+    _NAMED_LANGUAGE,
+    _SQL_WORDS,
+) = range(len(NAMES) - len(DERIVED), len(NAMES))
 _LOG = tuple(log1p(count) for count in range(MOST + 1))
 
 
@@ -153,7 +176,18 @@ def _by_symbol() -> dict[int, tuple[tuple[bytes, int], ...]]:
 
 
 _PATTERNS = _by_symbol()
-_SQL = (b"SELECT ", b"INSERT INTO", b"DELETE FROM", b"CREATE TABLE", b"UPDATE ", b"ORDER BY", b"GROUP BY")
+_NUMBER_STARTS = (b" 0", b"$0", b"h0", b"(0", b"\n0")
+_WIDE_QUESTION = "？".encode()  # noqa: RUF001
+_SQL = (
+    b"SELECT ",
+    b"WHERE ",
+    b"INSERT INTO",
+    b"DELETE FROM",
+    b"CREATE TABLE",
+    b"UPDATE ",
+    b"ORDER BY",
+    b"GROUP BY",
+)
 _SINGLE = {symbol[0]: (symbol, _AT[name]) for name, symbol in SYMBOLS.items()}
 
 
@@ -161,7 +195,7 @@ def measure(text: str) -> Features:
     """The features of a text; a long one is read at its head and its tail."""
     if len(text) > HEAD + TAIL:
         text = f"{text[:HEAD]}\n{text[-TAIL:]}"
-    counts, tokens = _LEXICON.count(text)
+    counts, tokens, known = _LEXICON.count(text)
     features = {column: _LOG[min(count, MOST)] for column, count in enumerate(counts) if count}
     raw = text.encode("utf-8", "surrogatepass")
     shape = raw.translate(_CLASSES)
@@ -179,61 +213,80 @@ def measure(text: str) -> Features:
                 found[index] = found.get(index, 0) + count
     for index, count in found.items():
         features[index] = _LOG[count] if count < MOST else _LOG[MOST]
-    length, digits = len(shape) or 1, shape.count(b"0")
+    length = len(shape) or 1
     size = max(len(tokens), length // 12) or 1
-    strong = counts[_STRONG[0]] + counts[_STRONG[1]] + counts[_STRONG[2]] + counts[_STRONG[3]]
-    weak = counts[_WEAK[0]] + counts[_WEAK[1]]
-    near, first, named = _asks(tokens)
-    numbers = min(
-        8, shape.count(b" 0") + shape.count(b"$0") + shape.count(b"h0") + shape.count(b"(0") + counts[_NUMBER]
-    )
-    letters = min(6, sum(token in _LETTERS for token in tokens[:NEAR_TOKENS]))
-    asked = b"?" in symbols or b"\xef\xbc\x9f" in raw
-    derived = (
-        log1p(size) / 4,
-        log1p(shape.count(b"\n")),
-        log1p(digits),
-        min(near, 3),
-        first,
-        log1p(2 * strong + weak),
-        min(weak, 2) + strong >= 2,
-        min(1.0, 4 * (strong + weak) / size),
-        min(1.0, 4 * counts[_OTHER] / size),
-        min(1.0, 5 * len(symbols) / length),
-        min(1.0, 5 * digits / length),
-        b"h" in shape,
-        log1p(numbers),
-        log1p(letters),
-        min(1.0, 4 * numbers / size),
-        asked,
-        min(2, counts[_HOW_MANY]) * min(numbers, 3) / 3,
-        log1p(numbers) if asked else 0.0,
-        min(numbers, 3) * min(3, counts[_QUANTITY]) / 3,
-        min(3, counts[_MATH]) * (min(numbers, 2) + min(letters, 2)) / 3,
-        named,
-        any(word in raw for word in _SQL) if b"A" in shape else False,
-    )
-    for index, value in enumerate(derived, _FIRST_DERIVED):
-        if value:
-            features[index] = float(value)
+    features[_WORDS] = log1p(size) / 4
+    if symbols:
+        features[_SYMBOL_DENSITY] = min(1.0, 5 * len(symbols) / length)
+    if lines := shape.count(b"\n"):
+        features[_LINES] = log1p(lines)
+    if b"h" in shape:
+        features[_NOT_ASCII] = 1.0
+    if counts[_OTHER]:
+        features[_OTHER_DENSITY] = min(1.0, 4 * counts[_OTHER] / size)
+    if b"AAAAA" in shape and any(word in raw for word in _SQL):
+        features[_SQL_WORDS] = 1.0
+    if not _ASK_WORDS.isdisjoint(tokens[:4]):
+        features[_ASKS_FIRST] = 1.0
+    _weigh_code(features, counts, size)
+    if not _CODE_WORDS.isdisjoint(known):
+        _look_around(features, tokens)
+    _weigh_numbers(features, counts, shape, size, len(known & _LETTERS))
+    if b"?" in symbols or (_NOT_ASCII in features and _WIDE_QUESTION in raw):
+        features[_ASKED] = 1.0
+        if _NUMBERS in features:
+            features[_NUMBERS_ASKED] = features[_NUMBERS]
     return features
 
 
-def _asks(tokens: list[bytes]) -> tuple[int, bool, bool]:
-    """How often a word of code closely follows a word of asking, whether the text begins by asking, and
-    whether a language is named as what something is written in.
+def _weigh_code(features: Features, counts: list[int], size: int) -> None:
+    """How much a text speaks of code, surely and perhaps, in all and by its length."""
+    strong = counts[_STRONG[0]] + counts[_STRONG[1]] + counts[_STRONG[2]] + counts[_STRONG[3]]
+    weak = counts[_WEAK[0]] + counts[_WEAK[1]]
+    if strong or weak:
+        features[_CODE_WEIGHT] = log1p(2 * strong + weak)
+        features[_CODE_DENSITY] = min(1.0, 4 * (strong + weak) / size)
+        if strong + min(weak, 2) >= 2:
+            features[_CODE_TWICE] = 1.0
+
+
+def _weigh_numbers(features: Features, counts: list[int], shape: bytes, size: int, letters: int) -> None:
+    """Numbers, single letters, and how they meet words of sums and of maths."""
+    numbers = counts[_NUMBER]
+    if digits := shape.count(b"0"):
+        numbers += sum(map(shape.count, _NUMBER_STARTS))
+        features[_DIGITS] = log1p(digits)
+        features[_NUMBER_DENSITY] = min(1.0, 5 * digits / len(shape))
+    if letters:
+        letters = min(6, letters)
+        features[_LETTER] = log1p(letters)
+    if numbers:
+        numbers = min(8, numbers)
+        features[_NUMBERS] = log1p(numbers)
+        features[_NUMBER_SHARE] = min(1.0, 4 * numbers / size)
+        if counts[_HOW_MANY]:
+            features[_NUMBER_ASKED] = min(2, counts[_HOW_MANY]) * min(numbers, 3) / 3
+        if counts[_QUANTITY]:
+            features[_SUMS_TOLD] = min(3, counts[_QUANTITY]) * min(numbers, 3) / 3
+    if counts[_MATH] and (numbers or letters):
+        features[_MATHS_TOLD] = min(3, counts[_MATH]) * (min(numbers, 2) + min(letters, 2)) / 3
+
+
+def _look_around(features: Features, tokens: list[bytes]) -> None:
+    """How often a word of code closely follows a word of asking, and whether a language is named as what
+    something is written in.
     """
     near, last = 0, -NEAR - 1
-    first = named = False
     before = b""
     for index, token in enumerate(tokens[:NEAR_TOKENS]):
-        if token in _ASK_WORDS:
+        if token in _CODE_WORDS:
+            if index - last <= NEAR:
+                near += 1
+                last = -NEAR - 1
+            if before in _IN and token in _LANGUAGES:
+                features[_NAMED_LANGUAGE] = 1.0
+        elif token in _ASK_WORDS:
             last = index
-            first = first or index < 4
-        elif index - last <= NEAR and token in _CODE_WORDS:
-            near += 1
-            last = -NEAR - 1
-        if before in _IN and token in _LANGUAGES:
-            named = True
         before = token
-    return near, first, named
+    if near:
+        features[_ASKS_FOR_CODE] = float(min(near, 3))

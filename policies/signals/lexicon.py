@@ -41,8 +41,8 @@ class Lexicon:
     stem_set: frozenset[bytes]
     piece_set: frozenset[str]
 
-    def count(self, text: str) -> tuple[list[int], list[bytes]]:
-        """How many terms of each subject a text has, each term once; and the text's tokens in order."""
+    def count(self, text: str) -> tuple[list[int], list[bytes], frozenset[bytes]]:
+        """How many terms of each subject a text has, each term once; the text's tokens, and their set."""
         raw = text.lower().encode("utf-8", "surrogatepass")
         counts = [0] * len(self.subjects)
         if text.isascii():
@@ -60,7 +60,7 @@ class Lexicon:
             for phrase, column in self.phrases[head]:
                 if phrase in padded:
                     counts[column] += 1
-        return counts, tokens
+        return counts, tokens, known
 
     def _count_others(self, text: str, padded: bytes, known: Iterable[bytes], counts: list[int]) -> None:
         for start in {word[:PREFIX] for word in known} & self.stem_set:

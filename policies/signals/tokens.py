@@ -66,6 +66,11 @@ WEIGHTS: Sequence[float] = (
 )
 
 
+_WEIGHT_OF = dict(zip(KINDS.encode(), WEIGHTS, strict=False))
+_LOWER, _BLANK = WEIGHTS[0], WEIGHTS[KINDS.index(" ")]
+_PAIRS, _FOREIGN = WEIGHTS[-2:]
+
+
 def features(text: str) -> list[float]:
     """The counts that FEATURES names."""
     kinds = text.encode("utf-8", "surrogatepass").translate(_KINDS)
@@ -100,4 +105,15 @@ def _estimate(text: str, most: int) -> float:
 
 
 def _whole(text: str) -> float:
-    return sum(weight * count for weight, count in zip(WEIGHTS, features(text), strict=True) if count)
+    """The weighted sum of `features`, over the kinds that the text has."""
+    kinds = text.encode("utf-8", "surrogatepass").translate(_KINDS)
+    rest = kinds.translate(None, _COMMON)
+    lower = len(kinds) - len(kinds.translate(None, b"a"))
+    total = _LOWER * lower + _BLANK * kinds.count(b" ")
+    for kind in set(rest):
+        total += _WEIGHT_OF[kind] * rest.count(kind)
+    if b"0" in rest:
+        total += _PAIRS * (rest.count(b"0") - rest.count(b"00"))
+    if b"l" in rest and rest.count(b"l") * 200 > lower:
+        total += _FOREIGN * lower
+    return total
