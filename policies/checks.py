@@ -20,12 +20,14 @@ from policies.syntax import (
 MAX_NESTING = 64
 
 
-def check(document: Document, syntax: PolicySyntax) -> list[Diagnostic]:
-    """Errors and warnings; the shadowing of rules is only looked for where every name is known."""
+def check(document: Document, syntax: PolicySyntax, *, whole: bool) -> list[Diagnostic]:
+    """Errors and warnings; shadowed rules are only looked for where all of the policy could be read (`whole`)
+    and every name is known.
+    """
     problems = [*_names(document, syntax), *_order(document, syntax.rules)]
     if not problems:
         problems += _nesting(document, syntax)
-    if not problems:
+    if not problems and whole:
         problems += [*_shadows(document, syntax), *_unused(document, syntax)]
     return problems
 

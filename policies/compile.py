@@ -46,7 +46,7 @@ def compile_policy(text: str, file: str, *, tiers: Sequence[str] = TIERS) -> Pol
     """
     document = load(text, file)
     syntax, problems = read(document, tiers)
-    problems += checks.check(document, syntax)
+    problems += checks.check(document, syntax, whole=not problems)
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors:
         raise ProblemsError(problems)

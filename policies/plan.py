@@ -54,11 +54,12 @@ def _plan(
         problems.append(document.problem(path, "a plan is a mapping: {requests: 600/min, tokens: 200k/min}"))
         return Plan(name)
     known = plan_keys(tiers)
-    problems.extend(
-        document.problem((*path, key), unknown("key", key, known), key=True)
-        for key in value
-        if key not in known
-    )
+    for key in value:
+        if key in known:
+            continue
+        tier = key.removesuffix("_tokens")
+        message = unknown("tier", tier, tiers) if tier != key else unknown("key", key, known)
+        problems.append(document.problem((*path, key), message, key=True))
 
     def read(key: str, parse: Callable[[object], Any]) -> Any:
         if value.get(key) is None:
