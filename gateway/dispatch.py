@@ -19,9 +19,10 @@ from gateway.relay.upstream import (
     ConnectTimeout,
     LostEarly,
     LostLate,
+    Pool,
     TimedOut,
 )
-from gateway.runtime import Gateway
+from gateway.runtime import Gateway, Upstream
 from gateway.telemetry.record import Record
 from policies.decision import Decision
 
@@ -33,13 +34,14 @@ class Dispatch:
     """One request's search. While it holds a connection, `engine` and `connection` are set; whoever made it
     calls `release` at the end, whatever happens."""
 
-    __slots__ = ("_build", "_gateway", "_read_at", "_record", "because", "connection", "engine")
+    __slots__ = ("_build", "_gateway", "_pool", "_read_at", "_record", "because", "connection", "engine")
 
     def __init__(self, gateway: Gateway, record: Record, build: Build, read_at: float) -> None:
         self._gateway = gateway
         self._record = record
         self._build = build
         self._read_at = read_at
+        self._pool: Pool | None = None
         self.because = ""
         self.engine: Engine | None = None
         self.connection: Connection | None = None
@@ -96,15 +98,15 @@ class Dispatch:
 
         Raises ConnectFailed, LostEarly, EngineBroke, EngineTimeout; nothing is held then.
         """
-        record, gateway = self._record, self._gateway
-        upstream = gateway.upstream(engine)
+        upstream = self._gateway.upstreams[engine.spec.name]
         payload = self._build(engine)
-        record.attempts += 1
+        self._record.attempts += 1
         engine.in_flight += 1
         self.engine = engine
+        self._pool = upstream.pool
         try:
             try:
-                return await self._exchange(payload, fresh=False)
+                return await self._exchange(upstream, payload, fresh=False)
             except LostEarly as exc:
                 if not exc.reused:
                     raise
@@ -112,7 +114,7 @@ class Dispatch:
             if self.connection is not None:
                 upstream.pool.release(self.connection)
                 self.connection = None
-            return await self._exchange(payload, fresh=True)
+            return await self._exchange(upstream, payload, fresh=True)
         except LostLate as exc:
             self.release()
             raise EngineBroke(f"engine {engine.spec.name}: {exc}") from exc
@@ -123,12 +125,12 @@ class Dispatch:
             self.release()
             raise
 
-    async def _exchange(self, payload: bytes, *, fresh: bool) -> Connection:
-        record, gateway, engine = self._record, self._gateway, self.engine
-        assert engine is not None
-        upstream = gateway.upstream(engine)
-        limits = upstream.limits
-        self.connection = connection = await upstream.pool.acquire(limits.connect, fresh=fresh)
+    async def _exchange(self, upstream: Upstream, payload: bytes, *, fresh: bool) -> Connection:
+        record, gateway, limits = self._record, self._gateway, upstream.limits
+        connection = None if fresh else upstream.pool.reuse()
+        if connection is None:
+            connection = await upstream.pool.connect(limits.connect)
+        self.connection = connection
         if record.asked is None:
             record.asked = gateway.clock()
             if self._read_at:
@@ -141,12 +143,12 @@ class Dispatch:
 
     def release(self) -> None:
         """Give the connection back; one with a reply under way is closed, which aborts it at the engine."""
-        engine, connection = self.engine, self.connection
+        engine, connection, pool = self.engine, self.connection, self._pool
         if engine is None:
             return
-        if connection is not None:
-            self._gateway.upstream(engine).pool.release(connection)
-            self.connection = None
+        if connection is not None and pool is not None:
+            pool.release(connection)
+        self.connection = None
         engine.in_flight -= 1
         self.engine = None
 

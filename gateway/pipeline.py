@@ -256,8 +256,8 @@ class Exchange:
         assert self._tenant is not None
         plan = self._snapshot.policy.plans.get(self._tenant.plan, UNLIMITED)
         if plan.tokens is not None or plan.tier_tokens:
-            turns = self._request.conversation().turns
-            self._prompt = sum(estimate_tokens(turn.text) for turn in turns)
+            measured = decision.signals.get("prompt_tokens")
+            self._prompt = prompt_tokens(self._request) if measured is None else int(measured)
         ask = Ask(self._tenant.name, plan, decision.tier, self._prompt, self._request.output_tokens)
         self._lease = await self._gateway.store.reserve(ask, self._gateway.clock())
 
@@ -444,6 +444,11 @@ class Exchange:
             streamed = max(0, events - self._endpoint.dialect.overhead)
             record.usage = Usage(self._prompt, streamed)
             lease.settle(self._prompt, streamed)
+
+
+def prompt_tokens(request: Request) -> int:
+    """The prompt's tokens, estimated."""
+    return sum(estimate_tokens(turn.text) for turn in request.conversation().turns)
 
 
 def _no_such_reply(path: str) -> GatewayError:

@@ -98,5 +98,3 @@ class Gateway:
         model = self.config.model
         self.names = {model: None, **{f"{model}:{tier}": tier for tier in self.config.tiers}}
 
-    def upstream(self, engine: Engine) -> Upstream:
-        return self.upstreams[engine.spec.name]

@@ -128,7 +128,7 @@ class OpenAIChat(Dialect):
             options = request.body.get("stream_options", OBJECT) or {}
             request.body.set("stream_options", {**options, "include_usage": True})
             request.usage_injected = True
-        return super().prepare(request, served_model)
+        return Dialect.prepare(self, request, served_model)
 
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:
         return openai_usage(event.get("usage"))

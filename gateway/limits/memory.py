@@ -25,16 +25,17 @@ HEADER_LINES = {
 class Bucket:
     """`level` at time `at` (seconds); reads bring both up to date."""
 
-    __slots__ = ("at", "level", "rate")
+    __slots__ = ("at", "level", "per_second", "rate")
 
     def __init__(self, rate: Rate, now: float) -> None:
         self.rate = rate
+        self.per_second = rate.per_second
         self.level = float(rate.amount)
         self.at = now
 
     def refill(self, now: float) -> float:
         if now > self.at:
-            grown = self.level + (now - self.at) * self.rate.per_second
+            grown = self.level + (now - self.at) * self.per_second
             self.level = min(float(self.rate.amount), grown)
             self.at = now
         return self.level
@@ -164,7 +165,7 @@ def _check(kind: str, bucket: Bucket, amount: int, now: float, plan: str) -> Non
         )
     level = bucket.refill(now)
     if level < amount:
-        wait = (amount - level) / limit.per_second
+        wait = (amount - level) / bucket.per_second
         raise LimitExceeded(
             f"plan `{plan}` allows {limit.amount} {kind.replace('_', ' ')} in {limit.seconds:g} s: "
             f"{amount} needed, {max(0, math.floor(level))} left; try again in {duration(wait)}",
@@ -178,6 +179,6 @@ def _headers(wanted: list[tuple[str, Bucket, int]]) -> bytes:
         form = HEADER_LINES.get(kind)
         if form is not None:
             amount, level = bucket.rate.amount, bucket.level
-            reset = duration((amount - level) / bucket.rate.per_second).encode()
+            reset = duration((amount - level) / bucket.per_second).encode()
             lines += form % (amount, max(0, int(level)), reset)
     return lines

@@ -22,7 +22,7 @@ async def fetch(upstream: Reachable, path: str, seconds: float, method: str = "G
     payload = upstream.head.build(method, path, b"", b"")
     for fresh in (False, True):
         try:
-            connection = await upstream.pool.acquire(seconds, fresh=fresh)
+            connection = (None if fresh else upstream.pool.reuse()) or await upstream.pool.connect(seconds)
         except ConnectFailed as exc:
             raise OSError(str(exc)) from exc
         try:

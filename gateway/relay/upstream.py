@@ -74,11 +74,12 @@ Sink = Callable[[bytes], bool]
 
 
 class Connection(asyncio.Protocol):
-    """One connection; carries one exchange at a time. A caller that got it from `Pool.acquire` writes with
+    """One connection; carries one exchange at a time. A caller that got it from a `Pool` writes with
     `start`, then alternates `wait` and `take`, and gives it back with `Pool.release` whatever happens."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.now = loop.time
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._parser = httptools.HttpResponseParser(self)
         self._chunks: list[bytes] = []
@@ -331,21 +332,22 @@ class Pool:
     def open(self) -> int:
         return len(self._idle) + len(self.lent)
 
-    async def acquire(self, connect_seconds: float, *, fresh: bool = False) -> Connection:
-        """A connection to write on. Raises ConnectFailed, ConnectTimeout."""
-        loop = asyncio.get_running_loop()
-        if not fresh:
-            deadline = loop.time() - self._idle_seconds
-            while self._idle:
-                connection = self._idle.pop()
-                connection.pool = None
-                if connection.lost or connection.idle_since < deadline:
-                    connection.abort()
-                    continue
-                connection.reused = True
-                self.lent.add(connection)
-                return connection
-        connection = await self._connect(loop, connect_seconds)
+    def reuse(self) -> Connection | None:
+        """The youngest idle connection that the engine has not closed."""
+        while self._idle:
+            connection = self._idle.pop()
+            connection.pool = None
+            if connection.lost or connection.idle_since < connection.now() - self._idle_seconds:
+                connection.abort()
+                continue
+            connection.reused = True
+            self.lent.add(connection)
+            return connection
+        return None
+
+    async def connect(self, seconds: float) -> Connection:
+        """A new connection. Raises ConnectFailed, ConnectTimeout."""
+        connection = await self._connect(asyncio.get_running_loop(), seconds)
         self.lent.add(connection)
         return connection
 
@@ -373,11 +375,11 @@ class Pool:
             connection.abort()
             return
         connection.reset()
-        loop = asyncio.get_running_loop()
-        connection.idle_since = loop.time()
+        connection.idle_since = connection.now()
         connection.pool = self
         self._idle.append(connection)
         if self._sweep is None:
+            loop = asyncio.get_running_loop()
             self._sweep = loop.call_later(self._idle_seconds, self._on_sweep)
 
     def forget(self, connection: Connection) -> None:
