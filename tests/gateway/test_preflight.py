@@ -108,7 +108,7 @@ def written(*gpus: Gpu) -> tuple[Config, str]:
 
 
 def card(size: int, index: int = 0, capability: tuple[int, int] = (8, 9)) -> Gpu:
-    return Gpu(index, "card", size * GIB, size * GIB - 300 * MIB, capability)
+    return Gpu(index, "card", size * GIB, size * GIB - 480 * MIB, capability)
 
 
 def test_the_file_for_a_machine_without_a_gpu_is_the_demo_pair() -> None:
