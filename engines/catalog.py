@@ -17,8 +17,8 @@ from engines.hardware import GIB, Gpu, gib
 
 AWQ_GROUP = 128
 DEMO_GROUP = 64
-UTILISATION = 0.92
-"""The part of a GPU's memory that all engines on it may claim together (vLLM's own default for one)."""
+UTILISATION = 0.94
+"""The part of a GPU's memory that all engines on it may claim together; vLLM's own default for one is 0.92."""
 CONTEXT = GIB // 2
 """A process's CUDA context, bytes: outside of what vLLM charges to its share, so it must stay free."""
 ALLOWANCE = GIB // 2
@@ -198,8 +198,9 @@ PAIRS = (
 
 DEMO = Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True)
 """SmolLM2-135M."""
-DEMO_EXACT = "demo/smollm2-135m-bf16"
-DEMO_AWQ = "demo/smollm2-135m-awq"
+DEMO_PREFIX = "demo/"
+DEMO_EXACT = DEMO_PREFIX + "smollm2-135m-bf16"
+DEMO_AWQ = DEMO_PREFIX + "smollm2-135m-awq"
 _DEMO = "the demo pair, SmolLM2-135M-Instruct in AWQ and bf16, runs on the CPU"
 
 
@@ -249,7 +250,7 @@ def budget(gpu: Gpu, engines: int) -> int:
 
     What others hold already is not charged to a vLLM that starts later, but it must find its share free.
     """
-    return max(0, min(int(gpu.total * UTILISATION), gpu.free - engines * CONTEXT))
+    return max(0, min(int(gpu.visible * UTILISATION), gpu.free - engines * CONTEXT))
 
 
 def choose(gpus: Sequence[Gpu]) -> Choice:
@@ -300,7 +301,7 @@ def _place(pair: Pair, gpus: Sequence[Gpu]) -> Choice | None:
     weights = (shape.exact_bytes, shape.awq_bytes)
     names = (("exact", pair.exact, "fp16" if old else "bf16"), ("fast", pair.awq, "awq"))
     slots = [
-        Slot(*name, gpu.index, int(need / gpu.total * 1000) / 1000, weight, cache)
+        Slot(*name, gpu.index, int(need / gpu.visible * 1000) / 1000, weight, cache)
         for name, (gpu, need), weight, cache in zip(names, needs, weights, caches, strict=True)
     ]
     slots.reverse()

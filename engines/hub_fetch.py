@@ -115,7 +115,8 @@ def explain(model: str, error: Exception) -> str:
     if "RepositoryNotFoundError" in kinds:
         return f"the hub has no model {model}, or only with a token (HF_TOKEN); is the name right?"
     if kinds & NO_CONNECTION:
-        return f"{model} is not in the cache and the hub cannot be reached ({type(error).__name__})"
+        why = f"{model} is not in the cache and the hub cannot be reached ({type(error).__name__})"
+        return f"{why}: check network and proxy, or write the folder of a copy as the engine's `model`"
     return f"{model}: {error}" if type(error) is ValueError else f"{model}: {type(error).__name__}: {error}"
 
 

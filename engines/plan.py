@@ -86,14 +86,13 @@ Sizer = Callable[[EngineSpec], Size]
 
 
 def size_of(model: str, folder: Path | None) -> Size:
-    """The size of a checkpoint in a folder, else of one in the catalogue, else unknown."""
-    if folder is not None:
-        return size_of_folder(folder)
+    """The size of a checkpoint: of its folder where there is one, of the catalogue's entry, else unknown."""
     known = catalog.find(model)
-    if known is None:
-        return Size()
-    shape, weights = known
-    return Size(weights, shape.kv_token_bytes, shape.activations)
+    size = Size() if known is None else Size(known[1], known[0].kv_token_bytes, known[0].activations)
+    if folder is None:
+        return size
+    found = size_of_folder(folder)
+    return Size(found.weights, found.kv_token or size.kv_token, size.activations)
 
 
 def size_of_folder(folder: Path) -> Size:
@@ -125,19 +124,16 @@ def _kv_token(config: dict[str, object]) -> int | None:
 def plan(specs: Iterable[EngineSpec], machine: Machine, size: Sizer) -> Plan:
     """Place the engines that we start. Raises PlanError."""
     launched = [spec for spec in specs if spec.launched]
-    notes = []
+    present = {gpu.index: gpu for gpu in machine.gpus}
     by_gpu: dict[int, list[EngineSpec]] = {}
     on_cpu = []
-    present = {gpu.index: gpu for gpu in machine.gpus}
     for spec in launched:
-        if not present:
+        index = _gpu_for(spec, machine)
+        if index is None:
             on_cpu.append(spec)
-            continue
-        index = min(present) if spec.gpu is None else spec.gpu
-        if index not in present:
-            have = ", ".join(map(str, sorted(present)))
-            raise PlanError(f"engine `{spec.name}` wants gpu {index}, but nvidia-smi lists only: {have}")
-        by_gpu.setdefault(index, []).append(spec)
+        else:
+            by_gpu.setdefault(index, []).append(spec)
+    notes = []
     if any(spec.gpu is not None for spec in on_cpu):
         names = ", ".join(spec.name for spec in on_cpu if spec.gpu is not None)
         notes.append(f"no NVIDIA GPU is seen (nvidia-smi): {names} will run on the CPU, which is much slower")
@@ -148,15 +144,28 @@ def plan(specs: Iterable[EngineSpec], machine: Machine, size: Sizer) -> Plan:
     return Plan(tuple(placed[spec.name] for spec in launched), tuple(notes))
 
 
+def _gpu_for(spec: EngineSpec, machine: Machine) -> int | None:
+    """The GPU that an engine names, or the first; none where there is none, and for the small demo models."""
+    if not machine.gpus or (spec.gpu is None and (spec.model or "").startswith(catalog.DEMO_PREFIX)):
+        return None
+    present = [gpu.index for gpu in machine.gpus]
+    if spec.gpu is None:
+        return min(present)
+    if spec.gpu not in present:
+        have = ", ".join(map(str, present))
+        raise PlanError(f"engine `{spec.name}` wants gpu {spec.gpu}, but nvidia-smi lists only: {have}")
+    return spec.gpu
+
+
 def _place_on_gpu(gpu: Gpu, specs: Sequence[EngineSpec], size: Sizer) -> list[Placement]:
     sizes = {spec.name: size(spec) for spec in specs}
     given = sum(spec.share for spec in specs if spec.share is not None)
-    if given > catalog.UTILISATION + 0.05:
+    if given > catalog.UTILISATION + 0.03:
         listed = ", ".join(f"{spec.name} {spec.share}" for spec in specs if spec.share is not None)
         total = f"the shares on gpu {gpu.index} add up to {given:.2f} ({listed})"
         raise PlanError(f"{total}: keep them within {catalog.UTILISATION}")
     unplanned = [spec for spec in specs if spec.share is None]
-    left = catalog.budget(gpu, len(specs)) - int(given * gpu.total)
+    left = catalog.budget(gpu, len(specs)) - int(given * gpu.visible)
     fixed = {spec.name: _fixed(sizes[spec.name]) for spec in unplanned}
     known = [need for need in fixed.values() if need is not None]
     if len(known) < len(unplanned):  # no way to know what the others need: equal parts
@@ -167,8 +176,10 @@ def _place_on_gpu(gpu: Gpu, specs: Sequence[EngineSpec], size: Sizer) -> list[Pl
     placements = []
     for spec in specs:
         of = sizes[spec.name]
-        share = spec.share if spec.share is not None else max(0, claims[spec.name] * 1000 // gpu.total) / 1000
-        memory = int(share * gpu.total)
+        share = (
+            spec.share if spec.share is not None else max(0, claims[spec.name] * 1000 // gpu.visible) / 1000
+        )
+        memory = int(share * gpu.visible)
         need = _fixed(of)
         kv = None if need is None else memory - need
         placements.append(Placement(spec, f"gpu:{gpu.index}", memory, of.weights, kv, of.kv_token, share))

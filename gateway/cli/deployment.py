@@ -36,12 +36,12 @@ Listener = Callable[[Run], None]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that a start needs: what runs where, with which interpreter, from which folder or hub name."""
+    """All that a start needs: where each engine runs, with which interpreter, from which folder."""
 
     config: Config
     plan: Plan
-    python: Path | None
-    models: Mapping[str, str]
+    pythons: Mapping[str, Path]
+    models: Mapping[str, Path]
     listen: str | None = None
 
     @property
@@ -63,12 +63,10 @@ def engine_units(prepared: Prepared, paths: Paths, env: Mapping[str, str] = os.e
 
 def _engine_unit(placement: Placement, prepared: Prepared, paths: Paths, env: Mapping[str, str]) -> Unit:
     spec = placement.spec
-    if prepared.python is None:
-        raise ValueError("engines need an environment")
     return Unit(
         name=spec.name,
         url=spec.url,
-        command=vllm.command(placement, prepared.python, prepared.models[spec.name], env),
+        command=vllm.command(placement, prepared.pythons[spec.name], str(prepared.models[spec.name]), env),
         log=paths.log(spec.name),
         device=placement.device,
         probe=lambda: EngineProbe(spec.url, spec.served_model, spec.api_key),

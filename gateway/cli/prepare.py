@@ -11,7 +11,7 @@ from engines import catalog, demo, environments, hardware, home, hub, plan
 from engines.address import Address
 from engines.hardware import Machine
 from engines.plan import Plan
-from engines.recipes import recipe
+from engines.recipes import EnvironmentKind, recipe
 from engines.spec import EngineSpec
 from gateway.cli.deployment import Prepared
 from gateway.cli.failures import Failure
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LISTEN = HostPort("127.0.0.1", 8080)
 DEFAULT_ADMIN = 8081
-DEMO = "demo/"
+DEMO = catalog.DEMO_PREFIX
 DEMO_ROOM = 700_000_000
 LOGS = 20_000_000
 OWN_PYTHON = "DUALGAUGE_VLLM_PYTHON"
@@ -52,17 +52,20 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     """Check, install, fetch, plan. Raises Failure, PlanError, MakingError, ProblemsError, OSError."""
     machine = hardware.look()
     address = override(config, listen)
-    check(config, machine, address)
-    check_room(config, machine)
-    launched = [spec for spec in config.engines if spec.launched]
-    if not launched:
-        return Prepared(config, Plan(()), None, {}, address)
-    plan.plan(launched, machine, lambda spec: plan.size_of(spec.model or "", _local(spec)))
-    python = environment(machine, view)
-    folders = {spec.name: model_folder(spec, python, view) for spec in launched}
-    placed = plan.plan(launched, machine, lambda spec: plan.size_of_folder(folders[spec.name]))
-    show_plan(placed, view)
-    return Prepared(config, placed, python, {name: str(path) for name, path in folders.items()}, address)
+    check(config, listen=address)
+    draft = plan.plan(config.engines, machine, lambda spec: plan.size_of(spec.model or "", _local(spec)))
+    kinds = {p.spec.name: environments.default_kind(0 if p.gpu is None else 1) for p in draft.placements}
+    check_machine(kinds.values(), machine)
+    check_room(config, kinds.values())
+    pythons = {kind: environment(kind, view) for kind in sorted(set(kinds.values()))}
+    engines = {p.spec.name: pythons[kinds[p.spec.name]] for p in draft.placements}
+    folders = {p.spec.name: model_folder(p.spec, engines[p.spec.name], view) for p in draft.placements}
+    placed = plan.plan(
+        config.engines, machine, lambda spec: plan.size_of(spec.model or "", folders[spec.name])
+    )
+    if placed.placements:
+        show_plan(placed, view)
+    return Prepared(config, placed, engines, folders, address)
 
 
 def show_plan(placed: Plan, view: View) -> None:
@@ -98,7 +101,7 @@ def override(config: Config, listen: HostPort | None) -> str | None:
     return str(listen)
 
 
-def check(config: Config, machine: Machine, listen: str | None) -> None:
+def check(config: Config, *, listen: str | None) -> None:
     """What needs no download to be known wrong. Raises Failure, ProblemsError, OSError."""
     from gateway.app import read_snapshot
 
@@ -113,10 +116,13 @@ def check(config: Config, machine: Machine, listen: str | None) -> None:
                 f"engine `{spec.name}`: `dualgauge up` does not start llama.cpp; start llama-server yourself "
                 "and write `kind: external` with its `url`"
             )
-    if not machine.gpus and any(spec.launched for spec in config.engines):
-        problem = cpu_problem(machine)
-        if problem:
-            raise Failure(f"{problem} Use a machine with an NVIDIA GPU, or engines of `kind: external`.")
+
+
+def check_machine(kinds: Iterable[str], machine: Machine) -> None:
+    """Whether the CPU engines run on this processor. Raises Failure."""
+    problem = cpu_problem(machine) if "vllm-cpu" in kinds else None
+    if problem and OWN_PYTHON not in os.environ:
+        raise Failure(f"{problem} Use a machine with an NVIDIA GPU, or engines of `kind: external`.")
 
 
 def listeners(config: Config, listen: HostPort) -> Iterator[Listener]:
@@ -141,14 +147,13 @@ def check_ports(wanted: Iterable[Listener]) -> None:
         raise Failure("\n       ".join(problems))
 
 
-def environment(machine: Machine, view: View) -> Path:
+def environment(kind: EnvironmentKind, view: View) -> Path:
     """The interpreter that has vLLM: the operator's own, else our environment's, installed where needed."""
     own = os.environ.get(OWN_PYTHON)
     if own is not None:
         if not os.access(own, os.X_OK):
             raise Failure(f"{OWN_PYTHON}={own} is no program; name the Python of a place that has vLLM")
         return Path(own)
-    kind = environments.default_kind(len(machine.gpus))
     with view.making(f"engines' environment ({kind})") as progress:
         return environments.install(kind, home=home.data_home(), progress=progress).python
 
@@ -177,16 +182,19 @@ def model_folder(spec: EngineSpec, python: Path, view: View) -> Path:
         return pair.exact if name == demo.EXACT else pair.fast
 
 
-def check_room(config: Config, machine: Machine) -> None:
-    """Whether the disk can take what is still to be installed and fetched. Raises Failure."""
+def check_room(config: Config, kinds: Iterable[EnvironmentKind]) -> None:
+    """Whether the disk can take what is still to be installed and made. Raises Failure.
+
+    The room for a hub's model is seen when its size is known, before its download.
+    """
     data = home.data_home()
-    launched = [spec for spec in config.engines if spec.launched]
     needs = [Need(config.folder, LOGS, "logs")]
-    wanted = recipe(environments.default_kind(len(machine.gpus)))
-    if launched and OWN_PYTHON not in os.environ and environments.find(wanted, data) is None:
-        needs.append(Need(home.environments(data), wanted.room, f"the environment {wanted.kind}"))
-    models = {spec.model or "" for spec in launched if _local(spec) is None}
-    if any(model.startswith(DEMO) for model in models) and demo.find(home.models(data)) is None:
+    for kind in sorted(set(kinds)):
+        wanted = recipe(kind)
+        if OWN_PYTHON not in os.environ and environments.find(wanted, data) is None:
+            needs.append(Need(home.environments(data), wanted.room, f"the environment {kind}"))
+    demo_wanted = any(spec.launched and (spec.model or "").startswith(DEMO) for spec in config.engines)
+    if demo_wanted and demo.find(home.models(data)) is None:
         needs.append(Need(home.models(data), DEMO_ROOM, "the demo models"))
     problem = disk_problem(needs)
     if problem:

@@ -79,6 +79,15 @@ def test_a_missing_or_failing_command_says_nothing() -> None:
     assert run(("echo", "x")) == "x\n"
 
 
+@pytest.mark.parametrize(
+    ("total", "shown"), [(24564 * MIB, 23.64 * GIB), (15360 * MIB, 14.56 * GIB), (81920 * MIB, 79.14 * GIB)]
+)
+def test_cuda_shows_a_little_less_than_the_card_has(total: int, shown: float) -> None:
+    visible = Gpu(0, "card", total, total).visible
+    assert visible <= shown
+    assert visible == pytest.approx(shown, rel=0.005)
+
+
 def test_meminfo_gives_bytes() -> None:
     assert parse_meminfo("MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    600 kB\n") == (
         1000 * 1024,

@@ -32,7 +32,7 @@ def machine(*gpus: Gpu, cpus: int = 2, available: int = 20 * GIB) -> Machine:
 
 
 def card(size: int, index: int = 0, free: int | None = None) -> Gpu:
-    return Gpu(index, "card", size * GIB, size * GIB - 300 * MIB if free is None else free)
+    return Gpu(index, "card", size * GIB, size * GIB - 480 * MIB if free is None else free)
 
 
 def known(engine: EngineSpec) -> Size:
@@ -77,6 +77,12 @@ def test_engines_on_two_gpus_have_devices_of_their_own() -> None:
 
 def test_without_a_gpu_named_it_is_the_first() -> None:
     assert plan((spec(),), machine(card(24, 3)), known).placements[0].gpu == 3
+
+
+def test_the_demo_models_run_on_the_cpu_unless_a_gpu_is_named() -> None:
+    engines = (spec("a", model="demo/smollm2-135m-awq"), spec("b", model="demo/smollm2-135m-awq", gpu=0))
+    found = plan(engines, machine(card(24)), known).placements
+    assert [placement.device for placement in found] == ["cpu", "gpu:0"]
 
 
 @pytest.mark.parametrize(
@@ -173,6 +179,13 @@ def test_the_size_of_a_folder(
 ) -> None:
     size = size_of_folder(checkpoint(**config))
     assert (size.weights, size.kv_token) == (120, kv_token)
+
+
+def test_a_folder_counts_more_than_the_catalogue(checkpoint: Callable[..., Path]) -> None:
+    size = size_of(QWEN, checkpoint(kv_lora_rank=1))
+    assert size.weights == 120
+    assert size.kv_token == 56 * 1024
+    assert size_of("who/knows", None) == Size()
 
 
 def test_a_folder_without_a_checkpoint_has_no_size(tmp_path: Path) -> None:

