@@ -9,11 +9,12 @@ from typing import Any
 
 from policies.signals import DIALECTS, SIGNALS, Signal
 from policies.syntax import COMPARISONS, NAMES, PAIRS
+from policies.units import PERIODS, SECONDS
 
 Schema = dict[str, Any]
 
-_DURATION = r"^[0-9]+(\.[0-9]+)?\s*(ms|s|m|min|h|d)$"
-_RATE = r"^[0-9]+(\.[0-9]+)?\s*[kKMG]?\s*/\s*(s|m|min|h|hour|d|day)$"
+_DURATION = rf"^[0-9]+(\.[0-9]+)?\s*({'|'.join(SECONDS)})$"
+_RATE = rf"^[0-9]+(\.[0-9]+)?\s*[kKMG]?\s*/\s*({'|'.join(PERIODS)})$"
 _COUNT = r"^[0-9]+(\.[0-9]+)?\s*[kKMG]?$"
 
 
