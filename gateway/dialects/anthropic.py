@@ -62,7 +62,7 @@ class AnthropicMessages(Dialect):
             fields.stream or False,
             lambda: read_messages(messages, parts_text(system, [0])),
             output_tokens=fields.max_tokens,
-            has_tools="tools" in body,
+            has_tools=body.offers("tools"),
             structured=choice is not None and choice.get("type") in ("tool", "any"),
             temperature=fields.temperature,
             metadata=fields.metadata,

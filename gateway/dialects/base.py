@@ -32,7 +32,7 @@ GATEWAY_OWNED = (
 SPECIAL = frozenset({*GATEWAY_OWNED, "chat_template", "chat_template_kwargs"})
 TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 
-ROLES: dict[object, Role] = {
+ROLES: dict[str, Role] = {
     "user": "user",
     "assistant": "assistant",
     "system": "system",
@@ -185,6 +185,10 @@ def parts_text(content: object, images: list[int]) -> str:
     return "\n".join(texts)
 
 
+def role_of(name: object) -> Role | None:
+    return ROLES.get(name) if isinstance(name, str) else None
+
+
 def read_messages(messages: object, system: str | None = None) -> Conversation:
     """Chat messages of the OpenAI and Anthropic kinds; what has an unknown shape is left out."""
     images = [0]
@@ -193,7 +197,7 @@ def read_messages(messages: object, system: str | None = None) -> Conversation:
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
             continue
-        role = ROLES.get(message.get("role"))
+        role = role_of(message.get("role"))
         if role is None:
             continue
         if role == "tool":

@@ -104,6 +104,11 @@ class Body:
     def __contains__(self, name: str) -> bool:
         return name in self._fields
 
+    def offers(self, name: str) -> bool:
+        """Whether the field is there, and more than an empty list."""
+        value = self._fields.get(name)
+        return value is not None and _EMPTY_LIST.fullmatch(value) is None
+
     def get(self, name: str, field: Field[T]) -> T | None:
         """The decoded value, None where it is absent. Raises InvalidRequest naming the field."""
         value = self._fields.get(name)
@@ -128,3 +133,4 @@ class Body:
 
 
 _RAW_NULL = msgspec.Raw(NULL)
+_EMPTY_LIST = re.compile(rb"\[\s*\]")

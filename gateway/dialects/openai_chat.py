@@ -94,7 +94,7 @@ def _request(body: Body, fields: _Common, read: Callable[[], Conversation]) -> R
         read,
         output_tokens=max(caps) * n if caps else None,
         n=n,
-        has_tools="tools" in body or "functions" in body,
+        has_tools=body.offers("tools") or body.offers("functions"),
         structured=_structured(body, fields),
         temperature=fields.temperature,
         metadata=fields.metadata,

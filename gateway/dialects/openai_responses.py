@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import msgspec
 
 from gateway.dialects.base import (
-    ROLES,
     Dialect,
     Request,
     bound,
@@ -16,6 +15,7 @@ from gateway.dialects.base import (
     number,
     openai_error,
     parts_text,
+    role_of,
 )
 from gateway.dialects.body import Body, Fields
 from gateway.errors import GatewayError, InvalidRequest
@@ -79,7 +79,7 @@ class OpenAIResponses(Dialect):
             fields.stream or False,
             lambda: _conversation(items, instructions),
             output_tokens=fields.max_output_tokens,
-            has_tools="tools" in body,
+            has_tools=body.offers("tools"),
             structured=kind in ("json_object", "json_schema")
             or choice == "required"
             or isinstance(choice, dict),
@@ -126,6 +126,6 @@ def _conversation(items: object, instructions: str | None) -> Conversation:
         if str(item.get("type", "")).endswith("_call_output"):
             results += 1
             turns.append(Turn("tool", parts_text(item.get("output"), images)))
-        elif (role := ROLES.get(item.get("role"))) is not None:
+        elif (role := role_of(item.get("role"))) is not None:
             turns.append(Turn(role, parts_text(item.get("content"), images)))
     return Conversation(tuple(turns), results, images[0])
