@@ -305,11 +305,14 @@ def telling_lines(text: str, count: int = 4) -> tuple[str, ...]:
     return tuple(line for line in lines if line.strip() and not _NOISE.search(line))[-count:]
 
 
+_ENDS = ("Traceback", "During handling", "The above", "[rank", "    For further")
+
+
 def _message(lines: Sequence[str], count: int) -> tuple[str, ...]:
     """The line and those that go on with it: up to an empty one or the next traceback."""
     kept = [lines[0]]
     for line in lines[1:count]:
-        if not line.strip() or line.startswith(("Traceback", "During handling", "The above", "[rank")):
+        if not line.strip() or line.startswith(_ENDS):
             break
         kept.append(line)
     return tuple(line[:500] for line in kept)

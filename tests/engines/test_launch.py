@@ -379,6 +379,7 @@ Traceback (most recent call last):
   File "x.py", line 1
 pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
   Value error, no such folder
+    For further information visit https://example.org
 
 bye
 """
