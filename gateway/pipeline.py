@@ -432,6 +432,8 @@ class Exchange:
             gateway.metrics.count(record)
             if gateway.tracer is not None:
                 gateway.tracer.finish(record)
+        # It calls back into this exchange: without the cycle, all is freed at once.
+        self._forward = None
 
     def _settle(self, lease: Lease) -> None:
         record, forward = self.record, self._forward

@@ -30,7 +30,9 @@ class Client:
         self.headers: list[tuple[bytes, bytes]] = scope["headers"]
         self.gone = False
         self.started = False
-        self.wire: Wire | None = scope.get(WIRE_KEY) if scope["method"] != "HEAD" else None
+        # Taken out of the scope: a wire holds the server's cycle, which holds the scope.
+        wire: Wire | None = scope.pop(WIRE_KEY, None)
+        self.wire = wire if scope["method"] != "HEAD" else None
         self._receive = receive
         self._send = send
         self._watch: asyncio.Task[Message] | None = None
