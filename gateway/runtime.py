@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engines.fleet import Engine, Fleet
+from engines.fleet import Fleet
 from engines.spec import EngineSpec
 from gateway.config import Config
 from gateway.identity import Keyring
@@ -97,4 +97,3 @@ class Gateway:
     def __post_init__(self) -> None:
         model = self.config.model
         self.names = {model: None, **{f"{model}:{tier}": tier for tier in self.config.tiers}}
-
