@@ -23,6 +23,7 @@ from collections.abc import Iterator
 
 GRACE = 10.0
 LINGER = 2.0
+TRACKERS = 5.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PASSED_ON = (signal.SIGTERM, signal.SIGINT)
@@ -58,10 +59,18 @@ def _children() -> Iterator[int]:
                 yield int(entry)
 
 
-def _kill_children() -> None:
+def _tracks(pid: int) -> bool:
+    """Whether it is one of multiprocessing's trackers: they unlink shared memory when all others are gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as cmdline:  # noqa: PTH123
+        return b"multiprocessing.resource_tracker" in cmdline.read()
+    return False
+
+
+def _kill_children(*, trackers: bool = False) -> None:
     for pid in _children():
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+        if trackers or not _tracks(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _reap(program: int) -> int | None:
@@ -77,9 +86,9 @@ def _reap(program: int) -> int | None:
     return status
 
 
-def _clear() -> None:
-    """End what the program left: what cleans up after it (multiprocessing's trackers) gets a moment."""
-    end = time.monotonic() + LINGER
+def _clear(linger: float) -> None:
+    """End what the program left, after `linger` seconds; trackers get `TRACKERS` more to clean up."""
+    end = time.monotonic() + linger
     while True:
         try:
             if os.waitpid(-1, os.WNOHANG)[0] != 0:
@@ -87,7 +96,7 @@ def _clear() -> None:
         except ChildProcessError:
             return
         if time.monotonic() >= end:
-            _kill_children()
+            _kill_children(trackers=time.monotonic() >= end + TRACKERS)
         time.sleep(0.02)
 
 
@@ -106,17 +115,18 @@ def main(argv: list[str]) -> int:
         _exec(argv[2:], me)
     with contextlib.suppress(OSError):
         os.write(owner, f"{program}\n".encode())
-    status = _attend(program, owner, wake)
-    _clear()
+    status, forced = _attend(program, owner, wake)
+    _clear(0.0 if forced else LINGER)
     return os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
 
 
-def _attend(program: int, owner: int, wake: int) -> int:
-    """Wait for the program's end, obeying signals and the owner; returns its wait status."""
+def _attend(program: int, owner: int, wake: int) -> tuple[int, bool]:
+    """Wait for the program's end, obeying signals and the owner; its wait status, whether it was forced."""
     poll = select.poll()
     poll.register(wake, select.POLLIN)
     poll.register(owner, select.POLLIN)
     end: float | None = None
+    forced = False
     while True:
         left = None if end is None else max(0, int((end - time.monotonic()) * 1000))
         for fd, _ in poll.poll(left):
@@ -137,9 +147,10 @@ def _attend(program: int, owner: int, wake: int) -> int:
                 end = time.monotonic()
         status = _reap(program)
         if status is not None:
-            return status
+            return status, forced
         if end is not None and time.monotonic() >= end:
             _kill_children()
+            forced = True
             end = time.monotonic() + 0.1
 
 

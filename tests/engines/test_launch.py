@@ -151,6 +151,37 @@ def test_a_program_killed_with_9_takes_its_children_along(tmp_path: Path) -> Non
     assert not alive(int((tmp_path / "log").read_text()))
 
 
+SHARED = """
+import time
+from multiprocessing import shared_memory
+
+memory = shared_memory.SharedMemory(create=True, size=4096)
+print(memory.name, flush=True)
+time.sleep(60)
+"""
+
+
+def test_shared_memory_of_a_killed_program_is_cleaned_up(tmp_path: Path) -> None:
+    async def use(child: KeptChild) -> None:
+        await wait_for_text(tmp_path / "log", "\n")
+        assert Path("/dev/shm", tail(tmp_path / "log").strip()).exists()
+        os.kill(child.pid, signal.SIGKILL)
+        await child.wait()
+
+    run(Command((sys.executable, "-c", SHARED), dict(os.environ)), tmp_path / "log", use)
+    assert not Path("/dev/shm", tail(tmp_path / "log").split()[0]).exists()
+
+
+def test_shared_memory_is_cleaned_up_after_a_forced_end_too(tmp_path: Path) -> None:
+    async def use(child: KeptChild) -> None:
+        await wait_for_text(tmp_path / "log", "\n")
+        child.kill()
+        await child.wait()
+
+    run(Command((sys.executable, "-c", SHARED), dict(os.environ)), tmp_path / "log", use)
+    assert not Path("/dev/shm", tail(tmp_path / "log").split()[0]).exists()
+
+
 OWNER = """
 import asyncio, sys
 from pathlib import Path
