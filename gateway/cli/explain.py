@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 import msgspec
@@ -76,12 +76,12 @@ def explain_command(
         return _explain(rules, tiers, _facts(raw, dialect, headers, tenant, frozenset(tags)))
 
     if jsonl is not None:
-        with click.open_file(jsonl, "rb") as lines:
+        with _opened(jsonl) as lines:
             sys.exit(_explain_lines(lines, explain))
     if text is not None:
         raw = msgspec.json.encode({"messages": [{"role": "user", "content": text}]})
     else:
-        with click.open_file(str(file), "rb") as stream:
+        with _opened(str(file)) as stream:
             raw = stream.read()
     try:
         explanation = explain(raw)
@@ -92,6 +92,13 @@ def explain_command(
     else:
         for line in _lines(explanation, rules):
             click.echo(line)
+
+
+def _opened(file: str) -> IO[Any]:
+    try:
+        return click.open_file(file, "rb")
+    except OSError as error:
+        raise click.ClickException(f"cannot read {file}: {error.strerror}") from None
 
 
 def _policy(policy: str | None) -> tuple[Policy, tuple[str, ...]]:

@@ -1,0 +1,163 @@
+# ruff: noqa: RUF001
+from __future__ import annotations
+
+import pytest
+
+from policies.facts import Conversation, Facts, Turn
+from policies.signals import SIGNALS
+from policies.signals.classifier import Seen, read_model, scores, shipped_model
+from policies.signals.features import HEAD, NAMES, TAIL, measure
+from policies.signals.lexicon import build
+from policies.signals.script import SCRIPTS, script_of
+from policies.signals.tokens import FEATURES, WEIGHTS, estimate_prompt, estimate_tokens, features
+
+
+def conversation(*turns: tuple[str, str]) -> Facts:
+    read = Conversation(tuple(Turn(role, text) for role, text in turns))  # type: ignore[arg-type]
+    return Facts(dialect="openai.chat", model="m", headers={}, read=lambda: read)
+
+
+def code(*turns: tuple[str, str]) -> float:
+    value = SIGNALS["code"].read(conversation(*turns), {})
+    assert isinstance(value, float)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        ("Hello, world", "latin"),
+        ("Ünïcödé façade", "latin"),
+        ("Cảm ơn bạn rất nhiều", "latin"),
+        ("Привет, как дела?", "cyrillic"),
+        ("Γειά σου Κόσμε", "greek"),
+        ("שלום עולם", "hebrew"),
+        ("مرحبا بالعالم", "arabic"),
+        ("नमस्ते दुनिया", "devanagari"),
+        ("สวัสดีชาวโลก", "thai"),
+        ("你好，世界", "han"),
+        ("東京の天気はどうですか", "japanese"),
+        ("カタカナ", "japanese"),
+        ("안녕하세요 세계", "hangul"),
+        ("გამარჯობა", "georgian"),
+        ("Напиши код на Python", "cyrillic"),
+        ("12345 + 67!", "none"),
+        ("", "none"),
+        ("🎉🎉", "none"),
+        ("Hello " * 500 + "мир", "latin"),
+    ],
+)
+def test_script(text: str, script: str) -> None:
+    assert script_of(text) == script
+    assert script in SCRIPTS
+
+
+def test_tokens_of_an_empty_prompt() -> None:
+    assert estimate_tokens("") == 0
+    assert estimate_prompt([]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        # counted with o200k_base and DeepSeek's tokenizer; the mean of the two
+        (
+            "The quick brown fox jumps over the lazy dog, and nobody in the village seems to mind it at all.",
+            22,
+        ),
+        (
+            "def total(cart):\n    return sum(item.price * item.count for item in cart if item.count > 0)\n",
+            23,
+        ),
+        ("请帮我写一封给老师的信，告诉他我明天不能去学校，因为我生病了。", 22),
+    ],
+)
+def test_tokens_are_near(text: str, tokens: int) -> None:
+    assert abs(estimate_tokens(text) / tokens - 1) <= 0.15
+
+
+def test_the_quick_sum_is_that_of_the_features() -> None:
+    for text in (
+        "It's 12,345 o'clock.\n",
+        "Füße für 20 €",
+        "Привет 42",
+        "你好，こんにちは 안녕 🎉",
+        "\tif x:\r\n  y()",
+    ):
+        slow = sum(weight * count for weight, count in zip(WEIGHTS, features(text), strict=True))
+        assert len(features(text)) == len(FEATURES)
+        assert estimate_tokens(text) == round(slow)
+
+
+def test_long_prompts_are_sampled_without_a_jump() -> None:
+    text = "All work and no play makes a dull afternoon. " * 3000
+    whole = sum(estimate_tokens(text[at : at + 5000]) for at in range(0, len(text), 5000))
+    assert abs(estimate_tokens(text) / whole - 1) < 0.05
+    assert abs(estimate_prompt([text] * 30) / (30 * whole) - 1) < 0.1
+
+
+def test_only_the_last_user_turn_and_what_it_follows_count() -> None:
+    asked = ("user", "Write a function in Python that reverses a string.")
+    answered = ("assistant", "```python\ndef rev(s):\n    return s[::-1]\n```")
+    assert code(asked) >= 0.5
+    assert code(asked, answered, ("user", "make it faster")) >= 0.5
+    assert code(asked, answered, ("user", "thanks, that is all for today")) < 0.5
+    assert code(asked, answered, ("user", "now write my wife a birthday poem")) < 0.5
+    assert code(asked, answered, ("user", "ok"), ("assistant", "Anything else?"), ("user", "yes")) < 0.5
+    assert code(("system", asked[1]), ("user", "hello there")) < 0.5
+
+
+def test_no_user_turn_is_no_code() -> None:
+    assert code(("system", "Write code."), ("assistant", "def f(): pass")) == 0.0
+    assert code() == 0.0
+
+
+def test_only_head_and_tail_of_a_long_text_are_read() -> None:
+    filler = "It was a quiet evening by the sea. " * 400
+    asked = "\n\nWrite a bash script that renames these files."
+    assert scores(filler + asked).code > scores(filler).code
+    hidden = filler[:HEAD] + asked + filler[: TAIL * 3]
+    assert scores(hidden) == scores(filler[:HEAD] + "." * len(asked) + filler[: TAIL * 3])
+
+
+def test_features_have_names_and_no_nothing() -> None:
+    found = measure("Write a SQL query: SELECT a FROM b WHERE c = 3; -- how many rows?")
+    assert all(value for value in found.values())
+    assert {"language", "sql", "asks_first", "how_many", "semicolon"} <= {NAMES[index] for index in found}
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\n", "\0", "\ud800", "🎉" * 3000, "a" * 100_000, "```" * 5000])
+def test_any_text_has_a_score(text: str) -> None:
+    found = scores(text)
+    assert 0 <= found.code <= 1
+    assert 0 <= found.math <= 1
+
+
+def test_weights_of_other_features_are_refused() -> None:
+    with pytest.raises(ValueError, match="fit anew"):
+        read_model('{"features": 0, "code": {}, "math": {}}')
+    with pytest.raises(ValueError, match="fit anew"):
+        read_model('{"features": 1, "code": {"bias": 0, "snakes": 1}, "math": {}}')
+    assert len(shipped_model().code) == len(NAMES) + 1
+
+
+def test_seen_texts_are_bounded() -> None:
+    seen = Seen(most=2)
+    for text in ("one", "two", "three", "one"):
+        assert seen.scores(text) == scores(text)
+    assert len(seen._scores) == 2
+
+
+def test_a_lexicon_is_built_from_lines() -> None:
+    lexicon = build("# note\n[code]\nen: loop for_loop c++\nru: код_ функци\nzh: 函数\n[other]\nen: loop\n")
+    assert lexicon.subjects == ("code", "other")
+
+    def count(text: str) -> list[int]:
+        return lexicon.count(text)[0]
+
+    assert count("a Loop, a for-loop in C++!") == [3, 1]
+    assert count("looping") == [0, 0]
+    assert count("Функцию и код.") == [2, 0]
+    assert count("кодекс") == [0, 0]
+    assert count("写一个函数吧") == [1, 0]
+    assert count("用c++写") == [1, 0]
