@@ -5,10 +5,11 @@ import pytest
 
 from policies.facts import Conversation, Facts, Turn
 from policies.signals import SIGNALS
-from policies.signals.classifier import Seen, read_model, scores, shipped_model
+from policies.signals.classifier import read_model, scores, shipped_model
 from policies.signals.features import HEAD, NAMES, TAIL, measure
 from policies.signals.lexicon import build
 from policies.signals.script import SCRIPTS, script_of
+from policies.signals.seen import Seen
 from policies.signals.tokens import FEATURES, WEIGHTS, estimate_prompt, estimate_tokens, features
 
 
@@ -142,10 +143,11 @@ def test_weights_of_other_features_are_refused() -> None:
 
 
 def test_seen_texts_are_bounded() -> None:
-    seen = Seen(most=2)
-    for text in ("one", "two", "three", "one"):
-        assert seen.scores(text) == scores(text)
-    assert len(seen._scores) == 2
+    measured: list[str] = []
+    seen = Seen(lambda text: measured.append(text) or scores(text), most=2)
+    for text in ("one", "two", "two", "three", "one"):
+        assert seen(text) == scores(text)
+    assert measured == ["one", "two", "three", "one"]
 
 
 def test_a_lexicon_is_built_from_lines() -> None:
