@@ -70,24 +70,5 @@ def scores(text: str) -> Scores:
     return score(measure(text), shipped_model())
 
 
-class Seen:
-    """Scores of texts by their hash: a conversation comes again with every turn, most of it unchanged."""
-
-    def __init__(self, most: int = 4096) -> None:
-        self._most = most
-        self._scores: dict[int, Scores] = {}
-
-    def scores(self, text: str) -> Scores:
-        """As `scores` gives them."""
-        key = hash(text)
-        found = self._scores.get(key)
-        if found is None:
-            found = scores(text)
-            if len(self._scores) >= self._most:
-                self._scores.pop(next(iter(self._scores)), None)
-            self._scores[key] = found
-        return found
-
-
 def _logistic(value: float) -> float:
     return 1 / (1 + exp(-value)) if value > -30 else 0.0

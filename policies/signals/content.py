@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from policies.facts import Facts, Turn
-from policies.signals.classifier import Scores, Seen, score, shipped_model
+from policies.signals.classifier import Scores, score, shipped_model
 from policies.signals.features import NAMES, measure
 from policies.signals.script import SCRIPTS, script_of
+from policies.signals.seen import Seen
 from policies.signals.signal import Memo, Signal
 from policies.signals.tokens import estimate_prompt
 
@@ -19,7 +20,15 @@ CARRIED = 0.75
 
 _SCORES = ".scores"
 _NOT_ABOUT_IT = tuple(NAMES.index(name) for name in ("other", "closing"))
-_SEEN = Seen()
+
+
+def _measure(text: str) -> tuple[Scores, bool]:
+    """The scores of a turn, and whether it says itself that it is about something else, or the end."""
+    features = measure(text)
+    return score(features, shipped_model()), any(index in features for index in _NOT_ABOUT_IT)
+
+
+_SEEN = Seen(_measure)
 
 
 def _scores(facts: Facts, memo: Memo) -> Scores:
@@ -39,12 +48,11 @@ def _conversation_scores(turns: Sequence[Turn]) -> Scores:
     if last < 0:
         return Scores(0.0, 0.0)
     text = turns[last].text
-    features = measure(text)
-    found = score(features, shipped_model())
-    if last == 0 or len(text) > SHORT or any(index in features for index in _NOT_ABOUT_IT):
+    found, apart = _SEEN(text)
+    if last == 0 or len(text) > SHORT or apart:
         return found
     before = [turn.text for turn in turns[:last] if turn.role in ("user", "assistant")][-2:]
-    earlier = [_SEEN.scores(one) for one in before if one]
+    earlier = [_SEEN(one)[0] for one in before if one]
     return Scores(
         max((found.code, *(CARRIED * one.code for one in earlier))),
         max((found.math, *(CARRIED * one.math for one in earlier))),

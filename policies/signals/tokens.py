@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from policies.signals.seen import Seen
+
 SAMPLE = 6000
 """Characters that are looked at in all: of longer prompts, the head and the middle of each turn."""
 
@@ -101,7 +103,7 @@ def _estimate(text: str, most: int) -> float:
     if size > most:
         half, middle = most // 2, size // 2
         return _whole(text[:half] + text[middle : middle + half]) * size / (2 * half)
-    return _whole(text)
+    return _SEEN(text)
 
 
 def _whole(text: str) -> float:
@@ -117,3 +119,6 @@ def _whole(text: str) -> float:
     if b"l" in rest and rest.count(b"l") * 200 > lower:
         total += _FOREIGN * lower
     return total
+
+
+_SEEN = Seen(_whole)
