@@ -21,7 +21,7 @@ import pytest
 from engines import runfile
 
 FAKE = Path(__file__).parents[1] / "engines" / "fake_engine.py"
-LONG = 60.0
+LONG = 120.0
 
 
 def free_ports(count: int) -> list[int]:
