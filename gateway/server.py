@@ -49,7 +49,9 @@ class Protocol(HttpToolsProtocol):
         # Called when a request's turn has come, pipelined ones included.
         self._wire = wire = Wire(cycle)
         cycle.scope[WIRE_KEY] = wire  # type: ignore[literal-required]
-        super()._start_asgi_task(cycle, app)
+        wire.task = task = self.loop.create_task(cycle.run_asgi(app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -71,10 +71,11 @@ class Client:
 
     def watch(self) -> None:
         """From here on, a client that leaves cancels the calling task. The body must have been read."""
-        self._task = asyncio.current_task()
         if self.wire is not None:
+            self._task = self.wire.task
             self.wire.watch(self._left)
             return
+        self._task = asyncio.current_task()
         self._watch = asyncio.ensure_future(self._receive())
         self._watch.add_done_callback(self._received)
 

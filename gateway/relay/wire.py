@@ -7,6 +7,7 @@ other ASGI server there is none, and replies go through `send`.
 
 from __future__ import annotations
 
+import asyncio
 import http
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -27,14 +28,16 @@ LAST_CHUNK = b"0\r\n\r\n"
 
 
 class Wire:
-    """The server's side of one request. Writes never wait: a writer looks at `paused`, and awaits `drain`."""
+    """The server's side of one request. Writes never wait: a writer looks at `paused`, and awaits `drain`.
+    `task` is the one that answers the request."""
 
-    __slots__ = ("_cycle", "_head", "_on_gone")
+    __slots__ = ("_cycle", "_head", "_on_gone", "task")
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self._cycle = cycle
         self._head = b""
         self._on_gone: Callable[[], None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     def whole_body(self) -> bytes | None:
         """The request's body where all of it is here already."""
