@@ -49,8 +49,9 @@ def duration(seconds: float) -> str:
     """OpenAI's spelling: `0s`, `250ms`, `6.5s`, `1m30s`, `2h0m5s`."""
     if seconds <= 0:
         return "0s"
+    seconds = max(0.001, round(seconds, 3))
     if seconds < 1:
-        return f"{max(1, round(seconds * 1000))}ms"
+        return f"{round(seconds * 1000)}ms"
     minutes, rest = divmod(seconds, 60)
     hours, minutes = divmod(int(minutes), 60)
     tail = f"{rest:.3f}".rstrip("0").rstrip(".") + "s"

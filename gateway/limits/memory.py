@@ -59,9 +59,8 @@ class _Account:
             bucket = self.buckets[kind] = Bucket(rate, now)
         elif bucket.rate != rate:
             # The plan was edited: what is left keeps its share of the new limit.
-            share = bucket.refill(now) / bucket.rate.amount
-            bucket = self.buckets[kind] = Bucket(rate, now)
-            bucket.level = share * rate.amount
+            bucket.level = bucket.refill(now) / bucket.rate.amount * rate.amount
+            bucket.rate, bucket.per_second = rate, rate.per_second
         return bucket
 
 

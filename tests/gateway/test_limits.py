@@ -1,0 +1,437 @@
+"""Limits: what is reserved, what a refused request costs, and what is given back, through the gateway and in
+the store alone."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
+
+from gateway.errors import LimitExceeded
+from gateway.limits import Ask, duration
+from gateway.limits.memory import MemoryStore
+from policies.plan import Plan
+from policies.signals.tokens import estimate_tokens
+from policies.units import Rate
+from tests.support.client import Reply, Wire, ask, until
+from tests.support.engine import FakeEngine, engines, hang, reply, reset, stream
+from tests.support.serving import Served, serving
+from tests.support.shapes import CHAT, IDS, SHAPES, Shape, check_error, events
+
+
+def policy(plan: str) -> str:
+    rules = "rules: [{name: all, send: fast, if_unavailable: fail}]"
+    return f"version: 1\n{rules}\nplans: {{default: {{{plan}}}}}\n"
+
+
+def left(served: Served) -> dict[str, float]:
+    return dict(served.gateway.store.usage(served.gateway.clock())["anonymous"])
+
+
+def prompt(tokens: int) -> list[dict[str, str]]:
+    """A conversation that is estimated at so many tokens."""
+    text = next(t for n in range(10_000) if estimate_tokens(t := "word " * n) >= tokens)
+    assert estimate_tokens(text) == tokens
+    return [{"role": "user", "content": text}]
+
+
+def used(prompt_tokens: int, completion_tokens: int) -> Any:
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens}
+    return reply({"choices": [], "usage": usage})
+
+
+# through the gateway
+
+
+async def test_c08_of_ten_parallel_requests_four_fit(tmp_path: Path) -> None:
+    """In one process; each reserves 50 + 200 of 1000 tokens."""
+    go = asyncio.Event()
+
+    async def later(exchange: Any) -> None:
+        await go.wait()
+        await used(50, 20)(exchange)
+
+    engine = FakeEngine(later)
+    body = CHAT.ask(messages=prompt(50), max_tokens=200)
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=policy("tokens: 1000/min")) as served,
+    ):
+        asking = [asyncio.create_task(ask(served.port, CHAT.path, body)) for _ in range(10)]
+        await until(lambda: sum(task.done() for task in asking) == 6)
+        await until(lambda: engine.generations == 4)
+        for task in asking:
+            if task.done():
+                check_error(task.result(), 429, code="rate_limit_exceeded")
+        go.set()
+        answers = await asyncio.gather(*asking)
+        assert sorted(answer.status for answer in answers) == [200] * 4 + [429] * 6
+        # 16.7 tokens are refilled each second meanwhile.
+        assert 720 <= left(served)["tokens"] < 720 + 17 * 10
+        assert served.clean
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+async def test_c09_a_second_at_once_is_refused_and_costs_no_request(tmp_path: Path, shape: Shape) -> None:
+    engine = FakeEngine(hang)
+    plan = policy("requests: 10/min, concurrent: 1")
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=plan) as served,
+        await Wire.open(served.port) as wire,
+    ):
+        wire.send(shape.path, shape.ask())
+        await until(lambda: engine.generations == 1)
+        answer = await ask(served.port, shape.path, shape.ask())
+        check_error(answer, 429, shape=shape, code="concurrency_exceeded")
+        assert 9 <= left(served)["requests"] < 10
+        wire.leave()
+        await until(lambda: served.clean)
+        engine.script = reply(shape.reply)
+        assert (await ask(served.port, shape.path, shape.ask())).status == 200
+
+
+async def test_c10_without_a_bound_the_reservation_is_bounded(tmp_path: Path) -> None:
+    engine = FakeEngine(used(50, 30))
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=policy("tokens: 500/min")) as served,
+    ):
+        answer = await ask(served.port, CHAT.path, CHAT.ask(messages=prompt(50)))
+        assert answer.status == 200
+        assert 0 < int(answer.headers["x-ratelimit-remaining-tokens"]) < 450
+        assert "max_tokens" not in engine.last.json
+        assert 420 <= left(served)["tokens"] < 420 + 9 * 10
+
+
+async def test_c11_the_larger_of_two_bounds_counts(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=policy("tokens: 2000/min")) as served,
+    ):
+        body = CHAT.ask(max_tokens=1, max_completion_tokens=10_000)
+        answer = await ask(served.port, CHAT.path, body)
+        message = check_error(answer, 429, code="request_exceeds_limit")
+        assert "2000" in message
+        assert "retry-after" not in answer.headers
+        assert left(served)["tokens"] == 2000
+        assert engine.generations == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "tokens"),
+    [
+        (used(30, 5), 200, 35),
+        (reply({"choices": []}), 200, 50),
+        (reply({}, 400), 400, 0),
+        (reply({}, 500), 502, 50),
+        (reply({}, 503), 503, 0),
+        (reset, 502, 50),
+    ],
+    ids=["usage", "no usage", "engine 400", "engine 500", "engine 503", "broke off"],
+)
+async def test_what_a_request_costs(tmp_path: Path, script: Any, status: int, tokens: int) -> None:
+    engine = FakeEngine(script)
+    plan = policy("tokens: 10k/day, requests: 100/day")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
+        answer = await ask(served.port, CHAT.path, CHAT.ask(messages=prompt(50), max_tokens=1000))
+        assert answer.status == status
+        assert math.floor(left(served)["tokens"]) in (10_000 - tokens, 10_000 - tokens + 1)
+        assert math.floor(left(served)["requests"]) == 99
+        assert served.clean
+
+
+async def test_a_streams_usage_settles_it(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=policy("tokens: 100k/day")) as served,
+    ):
+        expected = 100_000.0
+        for shape in SHAPES:
+            engine.script = stream(shape.stream)
+            await ask(served.port, shape.path, shape.ask(stream=True, **{shape.cap: 500}))
+            expected -= shape.stream_usage.prompt + shape.stream_usage.completion
+            await until(lambda: served.clean)
+            assert expected <= left(served)["tokens"] < expected + 40
+
+
+async def test_tokens_are_reserved_while_a_request_runs(tmp_path: Path) -> None:
+    engine = FakeEngine(stream(events(CHAT.stream)[0], end="hang"))
+    plan = policy("tokens: 10k/day, concurrent: 5")
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=plan) as served,
+        await Wire.open(served.port) as wire,
+    ):
+        wire.send(CHAT.path, CHAT.ask(stream=True, messages=prompt(50), max_tokens=1000))
+        await wire.until(b"\n\n")
+        assert 8950 <= left(served)["tokens"] < 8952
+        assert left(served)["concurrent"] == 1
+        assert b"dualgauge_leases 1.0" in served.gateway.metrics.text()
+        wire.leave()
+        await until(lambda: served.clean)
+        assert 9949 <= left(served)["tokens"] < 9952
+        assert b"dualgauge_leases 0.0" in served.gateway.metrics.text()
+
+
+async def test_a_limit_of_one_tier(tmp_path: Path) -> None:
+    fast, exact = FakeEngine(used(1, 1)), FakeEngine(used(1, 1))
+    tiers = {"fast": fast, "exact": exact}
+    plan = policy("exact_tokens: 100/day, tokens: 100k/day")
+    async with engines(fast, exact), serving(tmp_path, tiers, policy=plan) as served:
+        pinned = CHAT.ask(model="smollm2:exact", max_tokens=80)
+        assert (await ask(served.port, CHAT.path, {**pinned, "max_tokens": 200})).status == 429
+        assert (await ask(served.port, CHAT.path, CHAT.ask(max_tokens=200))).status == 200
+        assert (await ask(served.port, CHAT.path, pinned)).status == 200
+        assert "x-ratelimit-limit-exact_tokens" not in (await ask(served.port, CHAT.path, pinned)).headers
+
+
+async def test_a_request_refused_by_one_limit_is_not_charged_on_another(tmp_path: Path) -> None:
+    engine = FakeEngine(used(1, 1))
+    plan = policy("requests: 100/day, tokens: 1000/day, fast_tokens: 10/day")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
+        answer = await ask(served.port, CHAT.path, CHAT.ask(max_tokens=500))
+        check_error(answer, 429, code="request_exceeds_limit")
+        assert (left(served)["requests"], left(served)["tokens"]) == (100, 1000)
+
+
+async def test_headers_tell_limit_rest_and_reset(tmp_path: Path) -> None:
+    engine = FakeEngine(used(10, 10))
+    plan = policy("requests: 60/min, tokens: 6000/min")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
+        headers = (await ask(served.port, CHAT.path, CHAT.ask(messages=prompt(50), max_tokens=1000))).headers
+        assert headers["x-ratelimit-limit-requests"] == "60"
+        assert headers["x-ratelimit-remaining-requests"] == "59"
+        assert headers["x-ratelimit-reset-requests"] == "1s"
+        assert headers["x-ratelimit-limit-tokens"] == "6000"
+        assert headers["x-ratelimit-remaining-tokens"] == "4950"
+        assert headers["x-ratelimit-reset-tokens"] == "10.5s"
+
+
+async def test_a_429_says_when_to_come_back(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    plan = policy("requests: 1/h")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
+        assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
+        answer: Reply = await ask(served.port, CHAT.path, CHAT.ask())
+        message = check_error(answer, 429, code="rate_limit_exceeded")
+        assert 3590 < int(answer.headers["retry-after"]) <= 3600
+        assert "1 requests in 3600 s" in message
+        assert 'dualgauge_limited_total{kind="rate_limit_exceeded"} 1.0' in (
+            served.gateway.metrics.text().decode()
+        )
+
+
+async def test_keys_have_limits_of_their_own(tmp_path: Path) -> None:
+    text = policy("requests: 1/day") + "  trial: {requests: 2/day}\n"
+    text = text.replace("plans: {default: {requests: 1/day}}\n", "plans:\n  default: {requests: 1/day}\n")
+    keys = "keys: [{name: a, key: sk-a}, {name: b, key: sk-b, plan: trial}, {name: c, key: sk-c}]"
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=text, keys=keys) as served:
+
+        async def admitted(key: str) -> int:
+            answers = [
+                await ask(served.port, CHAT.path, CHAT.ask(), headers={"x-api-key": key}) for _ in range(4)
+            ]
+            return [answer.status for answer in answers].count(200)
+
+        assert [await admitted(key) for key in ("sk-a", "sk-b", "sk-c")] == [1, 2, 1]
+
+
+# the store alone
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(store: MemoryStore, plan: Plan, now: float, prompt: int = 0, output: int | None = 0) -> Any:
+    step = store.reserve(Ask("t", plan, "fast", prompt, output), now)
+    try:
+        step.send(None)
+    except StopIteration as done:
+        return done.value
+    raise AssertionError("a store in memory never waits")
+
+
+def test_buckets_start_full_and_refill_continuously() -> None:
+    clock = Clock()
+    store, plan = MemoryStore(clock), Plan("p", requests=Rate(60, 60.0))
+    for _ in range(60):
+        run(store, plan, clock.now).refund()
+    with pytest.raises(LimitExceeded) as caught:
+        run(store, plan, clock.now)
+    assert caught.value.retry_after == pytest.approx(1)
+    clock.now += 0.999
+    with pytest.raises(LimitExceeded):
+        run(store, plan, clock.now)
+    clock.now += 0.002
+    run(store, plan, clock.now)
+    clock.now += 1e6
+    assert store.usage(clock.now)["t"]["requests"] == 60
+
+
+def test_a_settlement_above_the_reservation_is_a_debt() -> None:
+    clock = Clock()
+    store, plan = MemoryStore(clock), Plan("p", tokens=Rate(100, 100.0))
+    run(store, plan, clock.now, prompt=10, output=10).settle(10, 190)
+    assert store.usage(clock.now)["t"]["tokens"] == -100
+    with pytest.raises(LimitExceeded) as caught:
+        run(store, plan, clock.now, prompt=1)
+    assert caught.value.retry_after == pytest.approx(101)
+    assert "0 left" in caught.value.message
+
+
+def test_a_lease_is_settled_once() -> None:
+    clock = Clock()
+    store, plan = MemoryStore(clock), Plan("p", tokens=Rate(1000, 1e9), concurrent=2)
+    lease = run(store, plan, clock.now, prompt=100, output=400)
+    lease.settle(100, 50)
+    lease.settle(100, 400)
+    lease.refund()
+    assert store.usage(clock.now)["t"] == {"concurrent": 0, "tokens": 850}
+    assert store.in_use() == 0
+
+
+def test_an_edited_plan_keeps_the_share_that_is_left_and_what_is_given_back() -> None:
+    clock = Clock()
+    store = MemoryStore(clock)
+    lease = run(store, Plan("p", tokens=Rate(1000, 1e9)), clock.now, prompt=0, output=500)
+    edited = Plan("p", tokens=Rate(100, 1e9))
+    run(store, edited, clock.now).refund()
+    assert store.usage(clock.now)["t"]["tokens"] == 50
+    lease.settle(0, 0)
+    assert store.usage(clock.now)["t"]["tokens"] == 100
+
+
+def test_an_unbounded_request_leaves_room_for_others() -> None:
+    clock = Clock()
+    store = MemoryStore(clock)
+    for amount in (10, 500, 100_000):
+        plan = Plan("p", tokens=Rate(amount, 1e9))
+        lease = run(store, plan, clock.now, prompt=amount // 10, output=None)
+        assert store.usage(clock.now)["t"]["tokens"] >= amount / 2 - 1
+        lease.refund()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0s"),
+        (0, "0s"),
+        (0.0001, "1ms"),
+        (0.25, "250ms"),
+        (1, "1s"),
+        (6.5, "6.5s"),
+        (59.9996, "1m0s"),
+        (60, "1m0s"),
+        (90, "1m30s"),
+        (3599.9999, "1h0m0s"),
+        (7205, "2h0m5s"),
+    ],
+)
+def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+RATES = st.builds(Rate, st.integers(1, 500), st.sampled_from([1.0, 60.0, 3600.0]))
+PLANS = st.builds(
+    Plan,
+    st.just("p"),
+    requests=st.none() | RATES,
+    tokens=st.none() | RATES,
+    tier_tokens=st.dictionaries(st.sampled_from(["fast", "exact"]), RATES),
+    concurrent=st.none() | st.integers(1, 4),
+    output=st.integers(1, 1000),
+)
+
+
+class Store(RuleBasedStateMachine):
+    """Many leases of two tenants, beside a count of what must be true of them."""
+
+    leases = Bundle("leases")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = Clock()
+        self.store = MemoryStore(self.clock)
+        self.plan = Plan("p", requests=Rate(20, 60.0), tokens=Rate(500, 60.0), concurrent=4)
+        self.running = {"a": 0, "b": 0}
+        self.edited: set[str] = set()
+
+    @rule(
+        target=leases,
+        tenant=st.sampled_from(["a", "b"]),
+        tier=st.sampled_from(["fast", "exact"]),
+        prompt=st.integers(0, 300),
+        output=st.none() | st.integers(0, 300),
+    )
+    def reserve(self, tenant: str, tier: str, prompt: int, output: int | None) -> Any:
+        before = self.levels(tenant)
+        step = self.store.reserve(Ask(tenant, self.plan, tier, prompt, output), self.clock.now)
+        try:
+            step.send(None)
+        except StopIteration as done:
+            self.running[tenant] += 1
+            assert self.plan.concurrent is None or self.running[tenant] <= self.plan.concurrent
+            return (tenant, done.value, prompt + (output or 0))
+        except LimitExceeded:
+            after = self.levels(tenant)
+            # An edited plan rescales its buckets when it is first asked.
+            assert tenant in self.edited or all(after[kind] == level for kind, level in before.items())
+            return multiple()
+        finally:
+            self.edited.discard(tenant)
+        raise AssertionError("a store in memory never waits")
+
+    def levels(self, tenant: str) -> dict[str, float]:
+        return dict(self.store.usage(self.clock.now).get(tenant, {}))
+
+    @rule(lease=consumes(leases), share=st.floats(0, 1), twice=st.booleans())
+    def settle(self, lease: Any, share: float, twice: bool) -> None:
+        tenant, held, most = lease
+        held.settle(0, int(share * most))
+        if twice:
+            held.settle(10_000, 10_000)
+        self.running[tenant] -= 1
+
+    @rule(lease=consumes(leases))
+    def refund(self, lease: Any) -> None:
+        lease[1].refund()
+        self.running[lease[0]] -= 1
+
+    @rule(seconds=st.floats(0, 100))
+    def wait(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @rule(plan=PLANS)
+    def edit(self, plan: Plan) -> None:
+        self.plan = plan
+        self.edited = set(self.running)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.store.in_use() == sum(self.running.values())
+        for tenant, levels in self.store.usage(self.clock.now).items():
+            assert levels["concurrent"] == self.running[tenant]
+            assert all(level >= -1e-6 for level in levels.values())
+
+    def teardown(self) -> None:
+        self.clock.now += 1e7
+        for levels in self.store.usage(self.clock.now).values():
+            for kind, level in levels.items():
+                assert kind == "concurrent" or level >= 1
+
+
+TestStore = Store.TestCase
+TestStore.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
