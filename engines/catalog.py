@@ -18,7 +18,7 @@ from engines.hardware import GIB, Gpu, gib
 AWQ_GROUP = 128
 DEMO_GROUP = 64
 UTILISATION = 0.94
-"""The part of a GPU's memory that all engines on it may claim together; vLLM's own default for one is 0.92."""
+"""The part of a GPU's memory that its engines may claim together; vLLM's own default for one is 0.92."""
 CONTEXT = GIB // 2
 """A process's CUDA context, bytes: outside of what vLLM charges to its share, so it must stay free."""
 ALLOWANCE = GIB // 2
