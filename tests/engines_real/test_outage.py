@@ -17,7 +17,7 @@ from tests.engines_real.asks import CODE, CRITICAL, LONG, SHAPES, Json, chat, ev
 from tests.engines_real.pair import MODEL, Pair, until
 
 pytestmark = pytest.mark.engines
-RESTART_SECONDS = 300
+RESTART_SECONDS = 600
 STREAMED = 40
 
 
@@ -64,37 +64,43 @@ class Outage:
 @pytest.fixture(scope="module")
 def outage(pair: Pair) -> Iterator[Outage]:
     reader = Reader(pair)
-    with ThreadPoolExecutor(1) as pool, pair.client() as client:
+    with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(reader.run)
         try:
-            yield _observe(pair, client, reader)
+            yield _observe(pair, reader)
         finally:
             reader.stop.set()
             reading.result()
+            until("the engine is back", lambda: pair.ready()["exact"] == "ready", RESTART_SECONDS)
 
 
-def _observe(pair: Pair, client: httpx2.Client, reader: Reader) -> Outage:
+def _observe(pair: Pair, reader: Reader) -> Outage:
+    def ask(path: str = "/v1/chat/completions", body: Json | None = None, **headers: str) -> httpx2.Response:
+        with pair.client() as client:
+            return client.post(path, json=body or chat(), headers=headers)
+
     assert reader.begun.wait(60)
     before = pair.state("exact")
     assert before.pid is not None
     long = chat(model=f"{MODEL}:exact", max_tokens=LONG, ignore_eos=True, stream=True)
-    with client.stream("POST", "/v1/chat/completions", json=long) as reply:
+    with pair.client() as client, client.stream("POST", "/v1/chat/completions", json=long) as reply:
         parts = reply.iter_text()
         begun = next(parts)
         os.kill(before.pid, signal.SIGKILL)
         broken = begun + "".join(parts)
     replies = {
-        "degraded": client.post("/v1/chat/completions", json=chat(CODE)),
-        "critical": client.post("/v1/chat/completions", json=chat(), headers=CRITICAL),
-        "pinned": client.post("/v1/chat/completions", json=chat(model=f"{MODEL}:exact")),
-        "message": client.post("/v1/messages", json=chat(), headers=CRITICAL),
-        "ready": client.get("/readyz"),
+        "degraded": ask(body=chat(CODE)),
+        "critical": ask(**CRITICAL),
+        "pinned": ask(body=chat(model=f"{MODEL}:exact")),
+        "message": ask("/v1/messages", **CRITICAL),
     }
+    with pair.client() as client:
+        replies["ready"] = client.get("/readyz")
     meanwhile = pair.state("exact")
     until("the engine is back", lambda: pair.ready()["exact"] == "ready", RESTART_SECONDS)
     by_return = len(reader.texts)
     until("`up` calls it ready", lambda: pair.state("exact").state == "ready", RESTART_SECONDS)
-    replies["recovered"] = client.post("/v1/chat/completions", json=chat(), headers=CRITICAL)
+    replies["recovered"] = ask(**CRITICAL)
     until("one more stream ends", lambda: len(reader.texts) > by_return, 60)
     after, beside = pair.state("exact"), list(reader.texts)
     return Outage(before, meanwhile, after, broken, beside, by_return, **replies)
