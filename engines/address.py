@@ -24,16 +24,18 @@ class Address:
             if not path.startswith("/"):
                 raise ValueError("a unix socket is written unix:/path/to.sock")
             return cls("localhost", 0, uds=path)
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise ValueError("an engine's url is http://host:port, https://host or unix:/path/to.sock")
+        wrong = ValueError("an engine's url is http://host:port, https://host or unix:/path/to.sock")
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise wrong from None
+        if parts.scheme not in ("http", "https") or not host or parts.username or parts.query:
+            raise wrong
+        if not url.isascii() or not url.isprintable() or " " in url:
+            raise wrong
         tls = parts.scheme == "https"
-        return cls(
-            parts.hostname,
-            parts.port or (443 if tls else 80),
-            tls,
-            base=parts.path.rstrip("/").removesuffix("/v1"),
-        )
+        return cls(host, port or (443 if tls else 80), tls, base=parts.path.rstrip("/").removesuffix("/v1"))
 
     @property
     def authority(self) -> str:

@@ -24,6 +24,8 @@ FIRST_ENGINE_PORT = 8101
 LAST_PORT = 65535
 SHIPPED_POLICY = re.compile(r"[a-z]+")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
+STORE = re.compile(r"memory|(rediss?|unix)://.+")
+OTLP = re.compile(r"https?://[^/]")
 ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 OnStoreFailure = Literal["closed", "open", "local"]
@@ -296,6 +298,7 @@ class _Checks:
 
     def __init__(self, document: Document, file: File) -> None:
         self._at = document.problem
+        self._given = document.value
         self._file = file
 
     def run(self) -> list[Diagnostic]:
@@ -317,7 +320,8 @@ class _Checks:
             message = f"{file.admin} can be reached by others: add `admin_token: ${{NAME}}`, or use 127.0.0.1"
             found.append(self._at(("admin",), message))
         if file.listen.port and file.listen.port == file.admin.port:
-            found.append(self._at(("admin",), f"port {file.admin.port} is `listen`'s already"))
+            message = f"port {file.admin.port} is both `listen`'s and `admin`'s: change one"
+            found.append(self._at(("admin",) if "admin" in self._given else ("listen",), message))
         if file.workers < 1:
             found.append(self._at(("workers",), "at least 1"))
         if file.workers > 1 and file.limits.store == "memory":
@@ -337,8 +341,17 @@ class _Checks:
             ("health", "up_after"): file.health.up_after,
             ("health", "every"): file.health.every * 100,
             ("bounds", "body"): file.bounds.body,
+            **{
+                ("timeouts", name): value * 1000
+                for name, value in msgspec.structs.asdict(file.timeouts).items()
+            },
         }
-        return [self._at(path, "must be larger") for path, value in low.items() if value < 1]
+        found = [self._at(path, "must be larger") for path, value in low.items() if value < 1]
+        if not STORE.fullmatch(file.limits.store):
+            found.append(self._at(("limits", "store"), "`memory`, or a Redis: redis://127.0.0.1:6379/0"))
+        if file.telemetry.otlp is not None and not OTLP.match(file.telemetry.otlp):
+            found.append(self._at(("telemetry", "otlp"), "a collector's url: http://127.0.0.1:4318"))
+        return found
 
     def _engine(self, index: int, engine: EnginePart) -> list[Diagnostic]:
         file, at = self._file, ("engines", index)
@@ -364,6 +377,15 @@ class _Checks:
             ]
             if port in others:
                 found.append(self._at((*at, "port"), f"port {port} is another engine's already"))
+        found.extend(
+            self._at((*at, "timeouts", name), "must be larger")
+            for name, value in msgspec.structs.asdict(engine.timeouts).items()
+            if value is not None and value < 0.001
+        )
+        if engine.gpu is not None and engine.gpu < 0:
+            found.append(self._at((*at, "gpu"), "GPUs are counted from 0"))
+        if engine.port is not None and not 0 < engine.port <= LAST_PORT:
+            found.append(self._at((*at, "port"), f"a port is 1 to {LAST_PORT}"))
         if engine.url is not None:
             try:
                 Address.parse(engine.url)
