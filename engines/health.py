@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -38,16 +39,18 @@ class Schedule:
 
 
 def read_gauges(text: bytes) -> tuple[int, int, float | None] | None:
-    """Running, waiting and KV usage of a Prometheus text, summed over labels; None where it is neither kind."""
+    """Running, waiting and KV usage of a Prometheus text, summed over labels; None where it has none."""
     sums: dict[str, float] = {}
     for line in text.decode("utf-8", "replace").splitlines():
         if not line.startswith(("vllm:", "llamacpp:")):
             continue
         name = line.split("{", 1)[0].split(" ", 1)[0]
         try:
-            sums[name] = sums.get(name, 0.0) + float(line.rsplit(" ", 1)[1])
+            value = float(line.rsplit(" ", 1)[1])
         except (ValueError, IndexError):
             continue
+        if math.isfinite(value):
+            sums[name] = sums.get(name, 0.0) + value
     for running, waiting, kv in GAUGES.values():
         if running in sums:
             usage = sums.get(kv) if kv is not None else None
@@ -71,7 +74,11 @@ class Watch:
 
     async def _watch(self, engine: Engine) -> None:
         while True:
-            await self.probe(engine)
+            try:
+                await self.probe(engine)
+            except Exception:
+                # What one engine answers must not end the watch of the others.
+                logger.exception("the probe of engine %s failed", engine.spec.name)
             await asyncio.sleep(self._schedule.every)
 
     async def probe(self, engine: Engine) -> None:
@@ -99,20 +106,28 @@ class Watch:
     def _bad(self, engine: Engine, reason: str) -> None:
         engine.successes = 0
         engine.failures += 1
-        engine.running = engine.waiting = 0
-        engine.kv = None
-        if engine.failures >= self._schedule.down_after or engine.state == "starting":
-            state = engine.state if engine.state == "starting" else "down"
-            self._fleet.set_state(engine, state, reason)
-        else:
-            self._fleet.set_state(engine, engine.state if engine.state != "ready" else "suspect", reason)
+        if engine.state == "starting" or engine.failures < self._schedule.down_after:
+            # One probe that fails is no reason to leave an engine that serves.
+            if engine.state != "ready":
+                self._fleet.set_state(engine, engine.state, reason)
+            return
+        _forget(engine)
+        self._fleet.set_state(engine, "down", reason)
 
     async def _sample(self, engine: Engine) -> None:
         try:
             status, body = await self._fetch(engine.spec, "/metrics", PROBE_SECONDS)
         except (OSError, TimeoutError):
-            return
+            status, body = 0, b""
         figures = read_gauges(body) if status == HEALTHY else None
-        if figures is not None:
-            engine.running, engine.waiting, engine.kv = figures
-            engine.sampled_at = self._clock()
+        if figures is None:
+            _forget(engine)
+            return
+        engine.running, engine.waiting, engine.kv = figures
+        engine.sampled_at = self._clock()
+
+
+def _forget(engine: Engine) -> None:
+    """Old figures must not decide: an engine that was busy would stay so."""
+    engine.running = engine.waiting = 0
+    engine.kv = engine.sampled_at = None

@@ -62,7 +62,9 @@ INVALID = [
     ),
     (HEAD + "listen: 127.0.0.1:8081\n", "3:9: error: port 8081 is both `listen`'s and `admin`'s"),
     (HEAD + "workers: 0\n", "3:10: error: at least 1"),
-    (HEAD + "workers: 2\n", "3:10: error: several workers share limits: set `limits: {store: redis://"),
+    (HEAD + "workers: 2\n", "3:10: error: this version runs one gateway process"),
+    (HEAD + "limits: {store: redis://h}\n", "3:17: error: this version knows one store, `memory`"),
+    (HEAD + "telemetry: {capture_content: true}\n", "3:30: error: this version puts no prompts or replies"),
     (HEAD + "workers: two\n", "3:10: error: expected `int`, got `str`"),
     (HEAD + "limits: {store: rediss}\n", "3:17: error: `memory`, or a Redis: redis://127.0.0.1:6379/0"),
     (

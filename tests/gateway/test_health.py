@@ -1,0 +1,208 @@
+"""How an engine's state follows probes and requests."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from engines.fleet import Fleet
+from engines.health import Schedule, Watch, read_gauges
+from engines.spec import EngineSpec
+from tests.support.client import ask, until
+from tests.support.engine import FakeEngine, close, engines, hang, reply, reset
+from tests.support.serving import serving
+from tests.support.shapes import CHAT, check_error
+
+OFTEN = {"every": "20ms", "down_after": 3, "up_after": 1}
+VLLM = b"""# HELP vllm:num_requests_running Number of requests
+vllm:num_requests_running{engine="0",model_name="a"} 3.0
+vllm:num_requests_running{engine="1",model_name="a"} 1.0
+vllm:num_requests_waiting{engine="0",model_name="a"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="a",reason="capacity"} 2.0
+vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.25
+"""
+
+
+class Answers:
+    """What an engine answers to its probes, one after the other; the last one for ever."""
+
+    def __init__(self, *health: int | Exception, metrics: bytes | int | Exception = VLLM) -> None:
+        self.health = list(health)
+        self.metrics = metrics
+
+    async def __call__(self, spec: EngineSpec, path: str, seconds: float) -> tuple[int, bytes]:
+        answer = self.metrics
+        if path == "/health":
+            answer = self.health.pop(0) if len(self.health) > 1 else self.health[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return (200, answer) if isinstance(answer, bytes) else (answer, b"")
+
+
+def fleet() -> Fleet:
+    return Fleet([EngineSpec("e", "fast", "external", "http://h:1", "m", "awq")], ["fast"])
+
+
+def states(answers: Answers, probes: int, *, down_after: int = 3, up_after: int = 1) -> list[str]:
+    some = fleet()
+    watch = Watch(some, answers, Schedule(1, down_after, up_after), lambda: 7.0)
+
+    async def run() -> list[str]:
+        seen = []
+        for _ in range(probes):
+            await watch.probe(some.engines[0])
+            seen.append(some.engines[0].state)
+        return seen
+
+    return asyncio.run(run())
+
+
+REFUSED = ConnectionRefusedError("refused")
+
+
+@pytest.mark.parametrize(
+    ("health", "expected"),
+    [
+        ([200], ["ready", "ready"]),
+        ([503, 503, 503, 503, 200], ["starting"] * 4 + ["ready"]),
+        ([REFUSED, TimeoutError(), 200], ["starting", "starting", "ready"]),
+        ([200, 503, 200], ["ready", "ready", "ready"]),
+        ([200, 503, REFUSED, 503, 503], ["ready", "ready", "ready", "down", "down"]),
+        ([200, 503, 503, 200, 503, 503, 200], ["ready"] * 7),
+        ([200, 503, 503, 503, 200], ["ready", "ready", "ready", "down", "ready"]),
+    ],
+)
+def test_probes_turn_an_engine_down_after_three_and_up_after_one(
+    health: list[int | Exception], expected: list[str]
+) -> None:
+    assert states(Answers(*health), len(expected)) == expected
+
+
+def test_up_after_counts_in_a_row() -> None:
+    health = Answers(200, 503, 200, 200)
+    assert states(health, 4, up_after=2) == ["starting", "starting", "starting", "ready"]
+
+
+def test_a_suspect_engine_is_ready_again_after_a_good_probe_and_down_after_bad_ones() -> None:
+    some = fleet()
+    engine = some.engines[0]
+    answers = Answers(200)
+    watch = Watch(some, answers, Schedule(1, 3, 1), lambda: 7.0)
+    asyncio.run(watch.probe(engine))
+    some.failed(engine, "broke off")
+    assert (engine.state, engine.reason) == ("suspect", "broke off")
+    asyncio.run(watch.probe(engine))
+    assert engine.state == "ready"
+    some.failed(engine, "broke off")
+    answers.health = [503]
+    asyncio.run(watch.probe(engine))
+    assert engine.state == "suspect"
+    asyncio.run(watch.probe(engine))
+    assert engine.state == "down"
+
+
+@pytest.mark.parametrize(
+    ("text", "figures"),
+    [
+        (VLLM, (4, 2, 0.25)),
+        (b"llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n", (2, 1, None)),
+        (b"vllm:num_requests_running 1\n", (1, 0, None)),
+        (b"vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\n", None),
+        (b"vllm:num_requests_running 2\nvllm:num_requests_waiting NaN\n", (2, 0, None)),
+        (b"vllm:num_requests_running\nvllm:num_requests_running x\n", None),
+        (b"process_cpu_seconds_total 1\n", None),
+        (b"", None),
+        (b"\xff\xfe", None),
+    ],
+)
+def test_gauges_of_an_engine(text: bytes, figures: tuple[int, int, float | None] | None) -> None:
+    assert read_gauges(text) == figures
+
+
+@pytest.mark.parametrize(
+    "metrics", [404, b"", b"nothing of ours", TimeoutError(), ConnectionResetError()], ids=str
+)
+def test_figures_are_forgotten_where_no_new_ones_come(metrics: bytes | int | Exception) -> None:
+    some = fleet()
+    engine = some.engines[0]
+    answers = Answers(200)
+    watch = Watch(some, answers, Schedule(), lambda: 7.0)
+    asyncio.run(watch.probe(engine))
+    assert (engine.running, engine.waiting, engine.kv, engine.sampled_at) == (4, 2, 0.25, 7.0)
+    answers.metrics = metrics
+    asyncio.run(watch.probe(engine))
+    assert engine.state == "ready"
+    assert (engine.running, engine.waiting, engine.kv, engine.sampled_at) == (0, 0, None, None)
+
+
+async def test_a_probe_that_fails_in_its_own_way_does_not_end_the_watch(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    some = fleet()
+    watch = Watch(some, Answers(ZeroDivisionError("odd"), 200), Schedule(0.001), lambda: 7.0)
+    task = asyncio.create_task(watch.run())
+    with caplog.at_level(logging.ERROR):
+        await until(lambda: some.engines[0].ready)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert "the probe of engine e failed" in caplog.text
+
+
+async def test_an_engine_that_goes_and_comes_back(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}, health=OFTEN) as served:
+        await engine.stop()
+        await until(lambda: served.engine("fast-0").state == "down")
+        check_error(await ask(served.port, CHAT.path, CHAT.ask()), 503)
+        await engine.start()
+        await until(lambda: served.engine("fast-0").state == "ready")
+        assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
+        assert b'dualgauge_engine_state{engine="fast-0",state="ready"} 1.0' in served.gateway.metrics.text()
+
+
+async def test_one_flapping_probe_does_not_remove_an_engine(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}, health=OFTEN) as served:
+        seen: set[str] = set()
+        healthy, engine.health_script = engine.health_script, reply({}, 503)
+        probes = len(engine.probes)
+        await until(lambda: len(engine.probes) > probes)
+        engine.health_script = healthy
+        probes = len(engine.probes)
+        while len(engine.probes) < probes + 4:
+            seen.add(served.engine("fast-0").state)
+            assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
+        assert seen == {"ready"}
+
+
+async def test_the_only_engine_is_not_left_for_long(tmp_path: Path) -> None:
+    """What a request met makes it suspect until the next probe."""
+    engine = FakeEngine(reset)
+    async with engines(engine), serving(tmp_path, {"fast": engine}, health=OFTEN) as served:
+        assert (await ask(served.port, CHAT.path, CHAT.ask())).status in (502, 503)
+        engine.script = reply(CHAT.reply)
+        await until(lambda: served.engine("fast-0").state == "ready")
+        assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
+
+
+async def test_client_errors_do_not_count_against_an_engine(tmp_path: Path) -> None:
+    engine = FakeEngine(reply({"error": {"message": "no"}}, 400))
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        for _ in range(10):
+            assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 400
+        assert (served.engine("fast-0").state, served.engine("fast-0").failures) == ("ready", 0)
+
+
+@pytest.mark.parametrize("script", [hang, reset, close, reply({}, 500), reply(b"x" * (9 << 20))])
+async def test_a_probe_of_an_odd_engine_leaves_no_connection(tmp_path: Path, script: object) -> None:
+    engine = FakeEngine()
+    engine.health_script = script  # type: ignore[assignment]
+    async with engines(engine), serving(tmp_path, {"fast": engine}, health=OFTEN, wait=False) as served:
+        await until(lambda: len(engine.probes) >= 1)
+        pool = served.gateway.upstreams["fast-0"].pool
+        if script is not hang:
+            await until(lambda: len(engine.probes) >= 3)
+        assert served.engine("fast-0").state == "starting"
+        assert len(pool.lent) <= 1
+    await until(lambda: not engine.open)
