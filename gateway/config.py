@@ -24,7 +24,6 @@ FIRST_ENGINE_PORT = 8101
 LAST_PORT = 65535
 SHIPPED_POLICY = re.compile(r"[a-z]+")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
-STORE = re.compile(r"memory|(rediss?|unix)://.+")
 OTLP = re.compile(r"https?://[^/]")
 ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -324,10 +323,13 @@ class _Checks:
             found.append(self._at(("admin",) if "admin" in self._given else ("listen",), message))
         if file.workers < 1:
             found.append(self._at(("workers",), "at least 1"))
-        if file.workers > 1 and file.limits.store == "memory":
-            found.append(
-                self._at(("workers",), "several workers share limits: set `limits: {store: redis://…}`")
-            )
+        if file.workers > 1:
+            found.append(self._at(("workers",), "this version runs one gateway process: leave `workers` out"))
+        if file.limits.store != "memory":
+            found.append(self._at(("limits", "store"), "this version knows one store, `memory`"))
+        if file.telemetry.capture_content:
+            message = "this version puts no prompts or replies into traces"
+            found.append(self._at(("telemetry", "capture_content"), message))
         found.extend(self._figures())
         for index, engine in enumerate(file.engines):
             found.extend(self._engine(index, engine))
@@ -347,8 +349,6 @@ class _Checks:
             },
         }
         found = [self._at(path, "must be larger") for path, value in low.items() if value < 1]
-        if not STORE.fullmatch(file.limits.store):
-            found.append(self._at(("limits", "store"), "`memory`, or a Redis: redis://127.0.0.1:6379/0"))
         if file.telemetry.otlp is not None and not OTLP.match(file.telemetry.otlp):
             found.append(self._at(("telemetry", "otlp"), "a collector's url: http://127.0.0.1:4318"))
         return found
@@ -362,7 +362,9 @@ class _Checks:
             found.append(self._at((*at, "name"), f"`{engine.name}` is another engine's name already"))
         if engine.tier not in file.tiers:
             found.append(self._at((*at, "tier"), unknown("tier", engine.tier, file.tiers)))
-        if engine.kind in ("external", "hosted") and engine.url is None and engine.kind == "external":
+        if engine.kind == "hosted":
+            found.append(self._at((*at, "kind"), "this version knows `vllm`, `external` and `llama.cpp`"))
+        if engine.kind == "external" and engine.url is None:
             found.append(self._at(at, "an external engine needs its `url`"))
         if engine.kind in ("vllm", "llama.cpp"):
             if engine.model is None:

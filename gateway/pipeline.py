@@ -19,6 +19,7 @@ from gateway import placement
 from gateway.dialects import ENDPOINTS, Endpoint, make_facts
 from gateway.dialects.base import Request
 from gateway.dialects.body import Body
+from gateway.dialects.bounds import check
 from gateway.dispatch import Build, Dispatch
 from gateway.errors import (
     ClientGone,
@@ -189,7 +190,9 @@ class Exchange:
         kind = client.header(b"content-type")
         if kind is not None and not JSON_TYPE.fullmatch(kind):
             raise WrongMediaType("the body must be JSON: send content-type: application/json")
-        self._request = request = self._endpoint.dialect.parse(Body(raw))
+        body = Body(raw)
+        check(body, self._gateway.config.bounds)
+        self._request = request = self._endpoint.dialect.parse(body)
         self.record.stream = request.stream
 
     # measure and decide

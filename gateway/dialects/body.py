@@ -44,6 +44,7 @@ class Field(Generic[T]):
 
 WHOLE = Field(int, "an integer")
 OBJECT = Field(dict[str, Any], "an object")
+ANY = Field(object, "valid JSON, nested less deeply")
 
 
 class Fields(Generic[S]):
@@ -100,6 +101,10 @@ class Body:
     @property
     def names(self) -> KeysView[str]:
         return self._fields.keys()
+
+    def size(self, name: str) -> int:
+        """Bytes of a field's value."""
+        return len(bytes(self._fields[name]))
 
     def __contains__(self, name: str) -> bool:
         return name in self._fields

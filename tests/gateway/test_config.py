@@ -66,7 +66,6 @@ INVALID = [
     (HEAD + "limits: {store: redis://h}\n", "3:17: error: this version knows one store, `memory`"),
     (HEAD + "telemetry: {capture_content: true}\n", "3:30: error: this version puts no prompts or replies"),
     (HEAD + "workers: two\n", "3:10: error: expected `int`, got `str`"),
-    (HEAD + "limits: {store: rediss}\n", "3:17: error: `memory`, or a Redis: redis://127.0.0.1:6379/0"),
     (
         HEAD + "limits: {on_store_failure: clsoed}\n",
         "3:28: error: unknown value `clsoed`; did you mean `closed`?",
