@@ -1,0 +1,193 @@
+"""Metrics: every end is counted, and no series is made of what a client sends."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.client import Wire, ask, get, until
+from tests.support.engine import FakeEngine, engines, hang, reply, reset, stream
+from tests.support.serving import Served, serving
+from tests.support.shapes import CHAT, IDS, SHAPES, Shape, check_error
+
+POLICY = """
+version: 1
+rules: [{name: all, send: fast, if_unavailable: fail}]
+plans: {default: {requests: 10k/day}, little: {requests: 1/day}}
+"""
+
+
+def samples(served: Served) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text = served.gateway.metrics.text().decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(served: Served, name: str, **labels: str) -> float:
+    return samples(served).get((name, frozenset(labels.items())), 0.0)
+
+
+async def test_c28_random_model_names_make_no_series(tmp_path: Path) -> None:
+    rand = random.Random(28)
+
+    async def lane(port: int, count: int) -> None:
+        async with await Wire.open(port) as wire:
+            for _ in range(count):
+                wire.send(CHAT.path, CHAT.ask(model=f"model-{rand.getrandbits(64):x}"))
+                assert (await wire.reply()).status == 404
+
+    async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
+        await lane(served.port, 1)
+        before = samples(served).keys()
+        await asyncio.gather(*(lane(served.port, 2500) for _ in range(4)))
+        assert samples(served).keys() == before
+        counted = value(
+            served,
+            "dualgauge_requests_total",
+            dialect="openai.chat",
+            tier="none",
+            rule="none",
+            outcome="client_error",
+        )
+        assert counted == 10_001
+
+
+async def test_other_things_that_clients_send_make_no_series(tmp_path: Path) -> None:
+    keys = "keys: [{name: ci, key: sk-a}]"
+    async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False, keys=keys) as served:
+
+        async def odd(number: int) -> None:
+            name = f"x{number}"
+            await get(served.port, f"/{name}")
+            await get(served.port, f"/v1/models/{name}", {"x-api-key": "sk-a"})
+            await get(served.port, f"/v1/responses/{name}", {"x-api-key": "sk-a"})
+            await ask(served.port, CHAT.path, {}, method="PUT")
+            await ask(served.port, CHAT.path, {}, headers={"x-api-key": name})
+            await ask(served.port, CHAT.path, {name: 1}, headers={"x-api-key": "sk-a", name: name})
+
+        await odd(0)
+        before = samples(served).keys()
+        for number in range(1, 20):
+            await odd(number)
+        assert samples(served).keys() == before
+
+
+@pytest.mark.parametrize(
+    ("script", "outcome"),
+    [
+        (reply(CHAT.reply), "ok"),
+        (reply({}, 400), "client_error"),
+        (reply({}, 500), "engine_error"),
+        (reply({}, 401), "engine_error"),
+        (reply(b"null"), "engine_error"),
+        (reset, "engine_error"),
+        (stream(b"data: {}\n\n", end="reset"), "engine_error"),
+        (reply({}, 503), "unavailable"),
+        (hang, "timeout"),
+    ],
+    ids=["ok", "400", "500", "401", "null", "reset", "broken stream", "503", "hang"],
+)
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+async def test_every_end_is_counted_once(tmp_path: Path, shape: Shape, script: Any, outcome: str) -> None:
+    engine = FakeEngine(script)
+    limits = {"first_byte": "50ms"}
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=POLICY, timeouts=limits) as served,
+    ):
+        await ask(served.port, shape.path, shape.ask())
+        await until(lambda: served.clean)
+        counted = {
+            (dict(labels)["dialect"], dict(labels)["rule"], dict(labels)["outcome"]): count
+            for (name, labels), count in samples(served).items()
+            if name == "dualgauge_requests_total"
+        }
+        assert counted == {(shape.dialect.name, "all", outcome): 1}
+        seconds = [v for (name, _), v in samples(served).items() if name == "dualgauge_request_seconds_count"]
+        assert seconds == [1]
+
+
+async def test_a_limited_request_is_counted_by_its_kind(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    keys = "keys: [{name: a, key: sk-a, plan: little}]"
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=POLICY, keys=keys) as served:
+        for _ in range(3):
+            answer = await ask(served.port, CHAT.path, CHAT.ask(), headers={"x-api-key": "sk-a"})
+        check_error(answer, 429)
+        assert value(served, "dualgauge_limited_total", kind="rate_limit_exceeded") == 2
+
+
+async def test_tokens_and_times_of_a_stream(tmp_path: Path) -> None:
+    engine = FakeEngine(stream(CHAT.stream, first=0.06))
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        await ask(served.port, CHAT.path, CHAT.ask(stream=True))
+        usage = CHAT.stream_usage
+        assert value(served, "dualgauge_tokens_total", tier="fast", kind="prompt") == usage.prompt
+        assert value(served, "dualgauge_tokens_total", tier="fast", kind="completion") == usage.completion
+        assert value(served, "dualgauge_time_to_first_token_seconds_count", tier="fast") == 1
+        assert value(served, "dualgauge_time_to_first_token_seconds_sum", tier="fast") >= 0.06
+        # Only the fast path from the body's last byte to the engine counts as overhead.
+        assert value(served, "dualgauge_overhead_seconds_count") == 1
+        assert value(served, "dualgauge_overhead_seconds_sum") < 0.06
+        assert value(served, "dualgauge_decision_seconds_count") == 1
+
+
+async def test_a_whole_reply_has_no_first_token_time(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        await ask(served.port, CHAT.path, CHAT.ask())
+        assert value(served, "dualgauge_time_to_first_token_seconds_count", tier="fast") == 0
+
+
+async def test_gauges_show_what_is_now(tmp_path: Path) -> None:
+    engine = FakeEngine(hang)
+    engine.metrics = (
+        b"vllm:num_requests_running 5\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n"
+    )
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}) as served,
+        await Wire.open(served.port) as wire,
+    ):
+        wire.send(CHAT.path, CHAT.ask())
+        await until(lambda: engine.generations == 1)
+        assert value(served, "dualgauge_in_flight", tier="fast") == 1
+        assert value(served, "dualgauge_leases") == 1
+        await until(lambda: served.engine("fast-0").sampled_at is not None)
+        assert value(served, "dualgauge_engine_running", engine="fast-0") == 5
+        assert value(served, "dualgauge_engine_waiting", engine="fast-0") == 2
+        assert value(served, "dualgauge_engine_kv_usage", engine="fast-0") == 0.5
+        assert value(served, "dualgauge_engine_state", engine="fast-0", state="ready") == 1
+        assert value(served, "dualgauge_engine_state", engine="fast-0", state="down") == 0
+        wire.leave()
+        await until(lambda: value(served, "dualgauge_in_flight", tier="fast") == 0)
+        assert value(served, "dualgauge_leases") == 0
+
+
+async def test_no_name_collides_with_an_engines(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
+        assert all(name.startswith("dualgauge_") for name, _ in samples(served))
+
+
+async def test_histograms_are_well_formed(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        for _ in range(5):
+            await ask(served.port, CHAT.path, CHAT.ask())
+        series: dict[tuple[str, frozenset[tuple[str, str]]], list[tuple[float, float]]] = {}
+        for (name, labels), count in samples(served).items():
+            if name.endswith("_bucket"):
+                bound = float(dict(labels)["le"])
+                rest = frozenset(pair for pair in labels if pair[0] != "le")
+                series.setdefault((name.removesuffix("_bucket"), rest), []).append((bound, count))
+        assert series
+        for (name, labels), buckets in series.items():
+            counts = [count for _, count in sorted(buckets)]
+            assert counts == sorted(counts)
+            assert max(buckets) == (float("inf"), samples(served)[name + "_count", labels])
