@@ -13,6 +13,8 @@ PROSE = "Tell me about the rivers of the north."
 CODE = "Write a Python function that merges two sorted lists, with a unit test for the empty case."
 CRITICAL = {"x-criticality": "high"}
 TOKENS = 6
+CHOICE: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+"""So that a reply is not empty, as far as a dialect lets an engine be told that."""
 LONG = 3000
 """Far more tokens than an engine makes while a test looks on: such a reply ends when its reader leaves."""
 
@@ -46,28 +48,28 @@ def other_count(reply: Json) -> tuple[int, int]:
 SHAPES: Mapping[str, Shape] = {
     "chat": Shape(
         "/v1/chat/completions",
-        lambda text: {"messages": messages(text), "max_tokens": TOKENS},
+        lambda text: {"messages": messages(text), "max_tokens": TOKENS, **CHOICE},
         lambda reply: reply["choices"][0]["message"]["content"],
         openai_count,
         lambda events: [event["choices"][0]["delta"].get("content") or "" for event in events],
     ),
     "completions": Shape(
         "/v1/completions",
-        lambda text: {"prompt": text, "max_tokens": TOKENS},
+        lambda text: {"prompt": text, "max_tokens": TOKENS, **CHOICE},
         lambda reply: reply["choices"][0]["text"],
         openai_count,
         lambda events: [event["choices"][0]["text"] for event in events],
     ),
     "responses": Shape(
         "/v1/responses",
-        lambda text: {"input": text, "max_output_tokens": TOKENS},
+        lambda text: {"input": text, "max_output_tokens": TOKENS, **CHOICE},
         lambda reply: reply["output"][0]["content"][0]["text"],
         other_count,
         lambda events: [e["delta"] for e in events if e["type"] == "response.output_text.delta"],
     ),
     "messages": Shape(
         "/v1/messages",
-        lambda text: {"messages": messages(text), "max_tokens": TOKENS},
+        lambda text: {"messages": messages(text), "max_tokens": TOKENS, **CHOICE},
         lambda reply: reply["content"][0]["text"],
         other_count,
         lambda events: [e["delta"]["text"] for e in events if e["type"] == "content_block_delta"],
