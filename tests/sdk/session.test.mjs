@@ -92,6 +92,7 @@ test("responses", async () => {
     model: words.model,
     input: words.prose,
     max_output_tokens: 6,
+    temperature: 0,
     stream: true,
   });
   const types = [];

@@ -69,7 +69,7 @@ def test_headers_of_a_raw_reply_tell_the_decision(claude: Anthropic) -> None:
 
 
 def test_a_stream(claude: Anthropic) -> None:
-    with claude.messages.stream(model=MODEL, max_tokens=8, messages=PROMPT) as stream:
+    with claude.messages.stream(model=MODEL, max_tokens=8, messages=PROMPT, temperature=0) as stream:
         events = [event.type for event in stream]
         final = stream.get_final_message()
     assert events[0] == "message_start"

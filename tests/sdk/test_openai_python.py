@@ -173,7 +173,9 @@ def test_a_response_and_its_retrieval(ai: OpenAI) -> None:
 
 
 def test_a_streamed_response(ai: OpenAI) -> None:
-    events = list(ai.responses.create(model=MODEL, input=PROSE, max_output_tokens=6, stream=True))
+    events = list(
+        ai.responses.create(model=MODEL, input=PROSE, max_output_tokens=6, temperature=0, stream=True)
+    )
     assert events[0].type == "response.created"
     assert "response.output_text.delta" in [event.type for event in events]
     assert events[-1].type in ("response.completed", "response.incomplete")
