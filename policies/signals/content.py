@@ -19,13 +19,13 @@ CARRIED = 0.75
 """The part of their score that it takes from them."""
 
 _SCORES = ".scores"
-_NOT_ABOUT_IT = tuple(NAMES.index(name) for name in ("other", "closing"))
+_OTHER, _CLOSING = NAMES.index("other"), NAMES.index("closing")
 
 
 def _measure(text: str) -> tuple[Scores, bool]:
     """The scores of a turn, and whether it says itself that it is about something else, or the end."""
     features = measure(text)
-    return score(features, shipped_model()), any(index in features for index in _NOT_ABOUT_IT)
+    return score(features, shipped_model()), _OTHER in features or _CLOSING in features
 
 
 _SEEN = Seen(_measure)

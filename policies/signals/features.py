@@ -11,9 +11,9 @@ from policies.signals.lexicon import lexicon
 Features: TypeAlias = dict[int, float]
 """Values by index in NAMES; what is not in it is 0."""
 
-VERSION = 1
-HEAD = 2000
-TAIL = 1000
+VERSION = 2
+HEAD = 800
+TAIL = 600
 NEAR = 5
 NEAR_TOKENS = 100
 MOST = 50
@@ -38,29 +38,17 @@ SHAPES: Mapping[str, tuple[bytes, ...]] = {
     "fence": (b"```",),
     "snake": (b"a_a",),
     "camel": (b"aAa",),
-    "constant": (b"A_A",),
     "call": (b"a(",),
-    "empty_call": (b"()",),
-    "index": (b"a[",),
     "member": (b"a.a",),
-    "statement": (b";\n",),
-    "brace": (b"{\n",),
     "block": (b":\n ",),
     "arrow": (b"=>", b"->"),
-    "scope": (b"::",),
     "comparison": (b"==", b"!="),
     "spaced_equals": (b" = ",),
     "tag": (b"</", b"/>"),
-    "attribute": (b'="',),
     "comment": (b"//", b"/*", b"\n#"),
     "flag": (b" --a", b" -a"),
-    "pipe": (b" | ",),
     "path": (b"a/a", b"./"),
-    "url": (b"://",),
     "indent": (b"\n    ", b"\n\t"),
-    "diff": (b"\n+", b"\n-", b"@@"),
-    "keyed": (b'": ', b'":'),
-    "clock": (b"0:00",),
     "latex": (b"\\a", b"^{", b"_{"),
     "shown_number": (b" 0", b"h0"),
     "sum": (b"0+", b"0 +", b"0*", b"0 *", b"0/0", b"a^", b")^"),
@@ -82,9 +70,6 @@ SYMBOLS: Mapping[str, bytes] = {
     "backslash": b"\\",
     "dollar": b"$",
     "hash": b"#",
-    "at": b"@",
-    "and": b"&",
-    "bar": b"|",
     "star": b"*",
     "plus": b"+",
     "dash": b"-",
@@ -100,7 +85,6 @@ SUBJECTS = _LEXICON.subjects
 DERIVED = (
     "words",
     "lines",
-    "digits",
     "asks_for_code",
     "asks_first",
     "code_weight",
@@ -112,7 +96,6 @@ DERIVED = (
     "not_ascii",
     "numbers",
     "letters",
-    "number_share",
     "asked",
     "number_asked",
     "numbers_asked",
@@ -141,7 +124,6 @@ _ASK_WORDS = frozenset(w for w, columns in _LEXICON.words.items() if _AT["ask"] 
 (
     _WORDS,
     _LINES,
-    _DIGITS,
     _ASKS_FOR_CODE,
     _ASKS_FIRST,
     _CODE_WEIGHT,
@@ -153,7 +135,6 @@ _ASK_WORDS = frozenset(w for w, columns in _LEXICON.words.items() if _AT["ask"] 
     _NOT_ASCII,
     _NUMBERS,
     _LETTER,
-    _NUMBER_SHARE,
     _ASKED,
     _NUMBER_ASKED,
     _NUMBERS_ASKED,
@@ -165,17 +146,22 @@ _ASK_WORDS = frozenset(w for w, columns in _LEXICON.words.items() if _AT["ask"] 
 _LOG = tuple(log1p(count) for count in range(MOST + 1))
 
 
-def _by_symbol() -> dict[int, tuple[tuple[bytes, int], ...]]:
-    """The patterns to count where a symbol is in the text: a pattern goes by its first symbol, 0 for none."""
-    found: dict[int, list[tuple[bytes, int]]] = {}
+def _by_symbol() -> dict[int, tuple[bytes, int, tuple[tuple[bytes, int], ...]]]:
+    """What to count where a symbol is in the text: itself, and the patterns that it begins."""
+    found: dict[int, list[tuple[bytes, int]]] = {symbol[0]: [] for symbol in SYMBOLS.values()}
     for name, patterns in SHAPES.items():
         for pattern in patterns:
             symbol = next((byte for byte in pattern if byte not in _PLAIN), 0)
             found.setdefault(symbol, []).append((pattern, _AT[name]))
-    return {symbol: tuple(patterns) for symbol, patterns in found.items()}
+    alone = {symbol[0]: _AT[name] for name, symbol in SYMBOLS.items()}
+    return {
+        symbol: (bytes((symbol,)), alone.get(symbol, -1), tuple(patterns))
+        for symbol, patterns in found.items()
+    }
 
 
-_PATTERNS = _by_symbol()
+_BY_SYMBOL = _by_symbol()
+_WITHOUT = _BY_SYMBOL.pop(0)[2]
 _NUMBER_STARTS = (b" 0", b"$0", b"h0", b"(0", b"\n0")
 _WIDE_QUESTION = "？".encode()  # noqa: RUF001
 _SQL = (
@@ -188,7 +174,6 @@ _SQL = (
     b"ORDER BY",
     b"GROUP BY",
 )
-_SINGLE = {symbol[0]: (symbol, _AT[name]) for name, symbol in SYMBOLS.items()}
 
 
 def measure(text: str) -> Features:
@@ -201,16 +186,17 @@ def measure(text: str) -> Features:
     shape = raw.translate(_CLASSES)
     symbols = shape.translate(None, _PLAIN)
     found: dict[int, int] = {}
-    for pattern, index in _PATTERNS[0]:
+    for pattern, index in _WITHOUT:
         if count := shape.count(pattern):
             found[index] = found.get(index, 0) + count
     for symbol in set(symbols):
-        if symbol in _SINGLE:
-            single, index = _SINGLE[symbol]
-            found[index] = symbols.count(single)
-        for pattern, index in _PATTERNS.get(symbol, ()):
-            if count := shape.count(pattern):
-                found[index] = found.get(index, 0) + count
+        if symbol in _BY_SYMBOL:
+            alone, at, patterns = _BY_SYMBOL[symbol]
+            if at >= 0:
+                found[at] = symbols.count(alone)
+            for pattern, index in patterns:
+                if count := shape.count(pattern):
+                    found[index] = found.get(index, 0) + count
     for index, count in found.items():
         features[index] = _LOG[count] if count < MOST else _LOG[MOST]
     length = len(shape) or 1
@@ -231,7 +217,7 @@ def measure(text: str) -> Features:
     _weigh_code(features, counts, size)
     if not _CODE_WORDS.isdisjoint(known):
         _look_around(features, tokens)
-    _weigh_numbers(features, counts, shape, size, len(known & _LETTERS))
+    _weigh_numbers(features, counts, shape, len(known & _LETTERS))
     if b"?" in symbols or (_NOT_ASCII in features and _WIDE_QUESTION in raw):
         features[_ASKED] = 1.0
         if _NUMBERS in features:
@@ -250,12 +236,11 @@ def _weigh_code(features: Features, counts: list[int], size: int) -> None:
             features[_CODE_TWICE] = 1.0
 
 
-def _weigh_numbers(features: Features, counts: list[int], shape: bytes, size: int, letters: int) -> None:
+def _weigh_numbers(features: Features, counts: list[int], shape: bytes, letters: int) -> None:
     """Numbers, single letters, and how they meet words of sums and of maths."""
     numbers = counts[_NUMBER]
     if digits := shape.count(b"0"):
         numbers += sum(map(shape.count, _NUMBER_STARTS))
-        features[_DIGITS] = log1p(digits)
         features[_NUMBER_DENSITY] = min(1.0, 5 * digits / len(shape))
     if letters:
         letters = min(6, letters)
@@ -263,7 +248,6 @@ def _weigh_numbers(features: Features, counts: list[int], shape: bytes, size: in
     if numbers:
         numbers = min(8, numbers)
         features[_NUMBERS] = log1p(numbers)
-        features[_NUMBER_SHARE] = min(1.0, 4 * numbers / size)
         if counts[_HOW_MANY]:
             features[_NUMBER_ASKED] = min(2, counts[_HOW_MANY]) * min(numbers, 3) / 3
         if counts[_QUANTITY]:

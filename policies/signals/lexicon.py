@@ -33,7 +33,7 @@ class Lexicon:
 
     subjects: tuple[str, ...]
     words: dict[bytes, tuple[int, ...]]
-    phrases: dict[bytes, tuple[tuple[bytes, int], ...]]
+    phrases: dict[bytes, tuple[tuple[bytes, frozenset[bytes], int], ...]]
     stems: dict[bytes, tuple[tuple[bytes, int], ...]]
     pieces: dict[str, tuple[tuple[bytes, int], ...]]
     word_set: frozenset[bytes]
@@ -57,8 +57,8 @@ class Lexicon:
             for column in self.words[word]:
                 counts[column] += 1
         for head in known & self.phrase_set:
-            for phrase, column in self.phrases[head]:
-                if phrase in padded:
+            for phrase, others, column in self.phrases[head]:
+                if others <= known and phrase in padded:
                     counts[column] += 1
         return counts, tokens, known
 
@@ -117,7 +117,10 @@ def build(text: str) -> Lexicon:
     return Lexicon(
         tuple(subjects),
         {word: tuple(sorted(columns)) for word, columns in words.items()},
-        {head: tuple(sorted(terms)) for head, terms in phrases.items()},
+        {
+            head: tuple((term, frozenset(term.split()[1:]), column) for term, column in sorted(terms))
+            for head, terms in phrases.items()
+        },
         {start: tuple(sorted(terms)) for start, terms in stems.items()},
         {first: tuple(sorted(terms)) for first, terms in pieces.items()},
         frozenset(words),
