@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from policies.document import Diagnostic, Document, unknown
-from policies.syntax import (
-    AllOf,
-    AnyOf,
-    ClassName,
-    Expression,
-    FieldTest,
-    Not,
-    PolicySyntax,
-    RuleSyntax,
-    SignalTest,
-)
+from policies.expressions import AllOf, AnyOf, ClassName, Expression, FieldTest, Not, SignalTest
+from policies.syntax import PolicySyntax, RuleSyntax
 
 MAX_NESTING = 64
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from policies import checks
 from policies.decision import Edits
 from policies.document import ProblemsError, load
-from policies.facts import Facts
-from policies.policy import Condition, Policy, Rule
-from policies.signals import SIGNALS, Memo
-from policies.syntax import (
+from policies.expressions import (
     COMPARISONS,
     AllOf,
     AnyOf,
@@ -22,9 +20,12 @@ from policies.syntax import (
     FieldTest,
     Not,
     SignalTest,
-    read,
     text_of,
 )
+from policies.facts import Facts
+from policies.policy import Condition, Policy, Rule
+from policies.signals import SIGNALS, Memo
+from policies.syntax import read
 
 TIERS = ("fast", "exact")
 
@@ -51,7 +52,7 @@ def compile_policy(text: str, file: str, *, tiers: Sequence[str] = TIERS) -> Pol
     if errors:
         raise ProblemsError(problems)
     policy_hash = hashlib.sha256(text.encode("utf-8")).hexdigest()[:12]
-    compiler = _Compiler(syntax.classes)
+    compiler = _Compiler(syntax.classes, Counter(name for _, name in syntax.references))
     rules = tuple(
         Rule(
             name=rule.name,
@@ -78,8 +79,9 @@ def compile_policy(text: str, file: str, *, tiers: Sequence[str] = TIERS) -> Pol
 
 
 class _Compiler:
-    def __init__(self, classes: Mapping[str, Expression]) -> None:
+    def __init__(self, classes: Mapping[str, Expression], uses: Mapping[str, int]) -> None:
         self._classes = classes
+        self._uses = uses
         self._conditions: dict[str, Condition] = {}
         self.signals: set[str] = set()
         self.headers: set[str] = set()
@@ -94,7 +96,8 @@ class _Compiler:
                 return _not(self.condition(part))
             case ClassName(name):
                 if name not in self._conditions:
-                    self._conditions[name] = _class(name, self.condition(self._classes[name]))
+                    inner = self.condition(self._classes[name])
+                    self._conditions[name] = _class(name, inner, once=self._uses[name] == 1)
                 return self._conditions[name]
             case SignalTest():
                 self.signals.add(expression.signal)
@@ -138,7 +141,8 @@ def _not(part: Condition) -> Condition:
     return Condition("not", f"not {_bracketed(part)}", lambda facts, memo: not inner(facts, memo), (part,))
 
 
-def _class(name: str, part: Condition) -> Condition:
+def _class(name: str, part: Condition, *, once: bool) -> Condition:
+    """A class that is used more than `once` is looked at once a request all the same."""
     inner, key = part.test, f".class {name}"
 
     def test(facts: Facts, memo: Memo) -> bool:
@@ -147,7 +151,7 @@ def _class(name: str, part: Condition) -> Condition:
             held = memo[key] = inner(facts, memo)
         return bool(held)
 
-    return Condition("class", name, test, (part,))
+    return Condition("class", name, inner if once else test, (part,))
 
 
 def _signal(expression: SignalTest) -> Condition:

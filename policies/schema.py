@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from policies.expressions import COMPARISONS, NAMES, PAIRS
 from policies.signals import DIALECTS, SIGNALS, Signal
-from policies.syntax import COMPARISONS, NAMES, PAIRS
 from policies.units import PERIODS, SECONDS
 
 Schema = dict[str, Any]

@@ -1,71 +1,38 @@
 """The policy language as a tree of values, read from a document with every problem it has.
 
-Names are not resolved here: `policies.compile` does that. The tree is hashable, so that equal conditions are
-equal values, whatever their spelling.
+Names are not resolved here: `policies.compile` does that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from policies import units
 from policies.decision import DEFAULT_KV, DEFAULT_WAITING, Busy, Contract
 from policies.document import Diagnostic, Document, Path, unknown
+from policies.expressions import (
+    COMPARISONS,
+    NAMES,
+    PAIRS,
+    TESTS,
+    AllOf,
+    AnyOf,
+    ClassName,
+    Expression,
+    FieldKind,
+    FieldTest,
+    Not,
+    SignalTest,
+    operand_of,
+    text_of,
+)
 from policies.plan import Plan, read_plans
 from policies.signals import DIALECTS, SIGNALS, Signal
 
 TOP_KEYS = ("version", "classes", "rules", "affinity", "plans")
 RULE_KEYS = ("name", "when", "send", "if_busy", "if_unavailable", "priority", "trace", "cap", "set")
-COMPARISONS = {"at_least": ">=", "above": ">", "at_most": "<=", "below": "<", "equals": "", "in": "one of"}
-PAIRS = ("header", "metadata")
-NAMES = ("tenant_tag", "tenant", "model", "dialect")
-TESTS = ("signal", *PAIRS, *NAMES, "all", "any", "not")
-
-FieldKind: TypeAlias = Literal["header", "metadata", "tenant_tag", "tenant", "model", "dialect"]
-Operand: TypeAlias = float | int | bool | str | frozenset[float | int | str]
-
-
-@dataclass(frozen=True, slots=True)
-class AllOf:
-    parts: tuple[Expression, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf:
-    parts: tuple[Expression, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Not:
-    part: Expression
-
-
-@dataclass(frozen=True, slots=True)
-class ClassName:
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class SignalTest:
-    """`op` is a key of COMPARISONS."""
-
-    signal: str
-    op: str
-    operand: Operand
-
-
-@dataclass(frozen=True, slots=True)
-class FieldTest:
-    """`key` names the header or metadata entry; no `values` means that it need only be there."""
-
-    kind: FieldKind
-    key: str
-    values: frozenset[str] | None
-
-
-Expression: TypeAlias = AllOf | AnyOf | Not | ClassName | SignalTest | FieldTest
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,41 +382,3 @@ class _Reader:
             self._problem((*path, key), f"`{key}` is a {what} from {low} to {high}")
             return None
         return float(number)
-
-
-def operand_of(signal: Signal, op: str, value: Any) -> Operand:
-    """What a signal is compared with; ValueError where the signal has no such comparison or value."""
-    if op == "in":
-        if not isinstance(value, list) or not value:
-            raise ValueError("`in` is a list of at least one value")
-        return frozenset(_scalar(signal, item) for item in value)
-    if op != "equals" and signal.kind in ("text", "flag"):
-        raise ValueError(f"the signal `{signal.name}` has no order: use `equals` or `in`")
-    return _scalar(signal, value)
-
-
-def _scalar(signal: Signal, value: Any) -> float | int | bool | str:
-    if signal.kind == "flag":
-        if not isinstance(value, bool):
-            raise ValueError(f"the signal `{signal.name}` is true or false")
-        return value
-    if signal.kind == "text":
-        if not isinstance(value, str):
-            raise ValueError(f"the signal `{signal.name}` is a text")
-        if signal.values and value not in signal.values:
-            raise ValueError(unknown(signal.name, value, signal.values))
-        return value
-    if signal.kind == "count":
-        return units.count(value)
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise ValueError(f"the signal `{signal.name}` is a number")
-    if signal.kind == "score" and not 0 <= value <= 1:
-        raise ValueError(f"the signal `{signal.name}` lies between 0 and 1")
-    return value
-
-
-def text_of(value: object) -> str:
-    """A scalar as the text that it is compared by: booleans as JSON spells them."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)

@@ -14,6 +14,10 @@ Features: TypeAlias = dict[int, float]
 VERSION = 2
 HEAD = 800
 TAIL = 600
+FOREIGN_HEAD = 500
+FOREIGN_TAIL = 400
+"""Characters that are read of a long text, and of one that is not all ASCII: each of those says more."""
+
 NEAR = 5
 NEAR_TOKENS = 100
 MOST = 50
@@ -178,8 +182,9 @@ _SQL = (
 
 def measure(text: str) -> Features:
     """The features of a text; a long one is read at its head and its tail."""
-    if len(text) > HEAD + TAIL:
-        text = f"{text[:HEAD]}\n{text[-TAIL:]}"
+    head, tail = (HEAD, TAIL) if text.isascii() else (FOREIGN_HEAD, FOREIGN_TAIL)
+    if len(text) > head + tail:
+        text = f"{text[:head]}\n{text[-tail:]}"
     counts, tokens, known = _LEXICON.count(text)
     features = {column: _LOG[min(count, MOST)] for column, count in enumerate(counts) if count}
     raw = text.encode("utf-8", "surrogatepass")

@@ -16,6 +16,7 @@ _ONLY_ASCII = bytes(byte if byte < 0x80 else 0x20 for byte in _BLANKS)
 _MARKS = tuple(mark.encode() for mark in "\u2019\u201c\u201d\u201e\u2014\u2013\u00ab\u00bb\u00bf\u00a1")
 # The Arabic article, alone and after "and", "by" and "for": words are looked up without it.
 _ARTICLES = tuple(f" {article}".encode() for article in ("وال", "بال", "لل", "ال"))
+_C2, _E280 = b"\xc2", b"\xe2\x80"  # with which each of them begins
 _CJK_LEADS = tuple(bytes((lead,)) for lead in range(0xE3, 0xEA))
 _GREEK_AND_ON = 0x0370
 _LATIN_AGAIN = 0x1E00
@@ -75,8 +76,9 @@ class Lexicon:
 
 def _spaced(raw: bytes) -> tuple[bytes, list[bytes]]:
     """Text with blanks for punctuation, and its tokens: ASCII words stand alone beside unspaced scripts."""
-    for mark in _MARKS:
-        raw = raw.replace(mark, b" ")
+    if _C2 in raw or _E280 in raw:
+        for mark in _MARKS:
+            raw = raw.replace(mark, b" ")
     padded = b" " + raw.translate(_BLANKS) + b" "
     if b"\xd8" in padded or b"\xd9" in padded:
         for article in _ARTICLES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-SAMPLE = 150
+SAMPLE = 80
 
 # Where each run of letters of one script begins, by code point (block list of Unicode 16).
 _RUNS = (

@@ -7,8 +7,9 @@ import pytest
 import yaml
 
 from policies.compile import compile_policy
+from policies.expressions import COMPARISONS, TESTS
 from policies.signals import SIGNALS
-from policies.syntax import COMPARISONS, RULE_KEYS, TESTS, TOP_KEYS
+from policies.syntax import RULE_KEYS, TOP_KEYS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r"^### (\S+)$", PAGE, re.MULTILINE)

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from policies.compile import compile_policy
 from policies.document import Diagnostic, ProblemsError
+from policies.expressions import COMPARISONS, TESTS
 from policies.facts import Conversation, Facts, Turn
 from policies.policy import Policy
 from policies.signals import DIALECTS, SIGNALS
 from policies.signals.script import SCRIPTS
-from policies.syntax import COMPARISONS, RULE_KEYS, TESTS, TOP_KEYS
+from policies.syntax import RULE_KEYS, TOP_KEYS
 
 CLASSES = ("a", "b", "c", "d")
 TIERS = st.sampled_from(["fast", "exact", "exact", "fast", "slow"])
