@@ -73,6 +73,8 @@ def make(
                     python, "compress", [json.dumps(job)], log=log, progress=progress, hold=lock
                 )
                 _copy_missing(source, unfinished)
+                for path in unfinished.rglob("*"):
+                    path.chmod(0o755 if path.is_dir() else 0o644)  # weights are written for their owner alone
                 progress("writing the manifest")
                 manifest.write(unfinished)
                 unfinished.rename(out)

@@ -16,7 +16,6 @@ from compressed_tensors.quantization import preset_name_to_scheme
 from datasets import Dataset
 from llmcompressor import oneshot
 from llmcompressor.core import Event, State
-from llmcompressor.modifiers import Modifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from llmcompressor.modifiers.transform.awq import AWQModifier
 from llmcompressor.pipelines.cache import IntermediatesCache
@@ -32,16 +31,14 @@ SCHEME = "W4A16_ASYM"
 GRID_ON_CPU = 10
 
 
-class Telling(Modifier):
-    """Changes nothing; tells after each decoder layer how far the work is."""
+class Telling(AWQModifier):  # type: ignore[misc]
+    """AWQ that tells after each decoder layer how far it is."""
 
     layers: int
-    done: int = 0
+    done: int = -1  # the embeddings come first
 
-    def on_initialize(self, state: State, **_options: object) -> bool:
-        return True
-
-    def on_sequential_epoch_end(self, state: State, event: Event, **_options: object) -> None:
+    def on_sequential_epoch_end(self, state: State, event: Event, **options: Any) -> None:
+        super().on_sequential_epoch_end(state, event, **options)
         self.done += 1
         say("quantising to 4 bits", min(self.done, self.layers), self.layers)
 
@@ -74,9 +71,8 @@ def main(job: dict[str, Any]) -> None:
         tokenizer=tokenizer,
         dataset=dataset,
         recipe=[
-            AWQModifier(n_grid=GRID_ON_CPU) if on_cpu else AWQModifier(),
+            Telling(layers=layers, n_grid=GRID_ON_CPU) if on_cpu else Telling(layers=layers),
             QuantizationModifier(config_groups={"group_0": scheme}, ignore=["lm_head"]),
-            Telling(layers=layers),
         ],
         max_seq_length=LENGTH,
         num_calibration_samples=len(ids),

@@ -42,3 +42,20 @@ def config(group: int) -> dict[str, object]:
         "version": "gemm",
         "zero_point": True,
     }
+
+
+def unpacked(words: torch.Tensor) -> torch.Tensor:
+    """The numbers 0..15 of an int32 tensor (rows, out/8), as (rows, out): the inverse of packing."""
+    rows, eighth = words.shape
+    columns = torch.empty(rows, eighth, 8, dtype=torch.int32)
+    for place, column in enumerate(_ORDER):
+        columns[:, :, column] = (words >> (4 * place)) & 15
+    return columns.view(rows, eighth * 8)
+
+
+def unpacked_linear(qweight: torch.Tensor, qzeros: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """The fp32 weight (out, in) that an engine computes with."""
+    codes, zeros = unpacked(qweight).float(), unpacked(qzeros).float()
+    group = codes.shape[0] // zeros.shape[0]
+    spread = codes - zeros.repeat_interleave(group, 0)
+    return (spread * scales.float().repeat_interleave(group, 0)).t().contiguous()
