@@ -11,7 +11,7 @@ from policies.signals.lexicon import lexicon
 Features: TypeAlias = dict[int, float]
 """Values by index in NAMES; what is not in it is 0."""
 
-VERSION = 2
+VERSION = 3
 HEAD = 800
 TAIL = 600
 FOREIGN_HEAD = 500
@@ -51,6 +51,8 @@ SHAPES: Mapping[str, tuple[bytes, ...]] = {
     "tag": (b"</", b"/>"),
     "comment": (b"//", b"/*", b"\n#"),
     "flag": (b" --a", b" -a"),
+    "variable": (b"$A", b"${", b'"$'),
+    "stamp": (b"0:00:00",),
     "path": (b"a/a", b"./"),
     "indent": (b"\n    ", b"\n\t"),
     "latex": (b"\\a", b"^{", b"_{"),
@@ -107,6 +109,7 @@ DERIVED = (
     "maths_told",
     "named_language",
     "sql",
+    "years",
 )
 NAMES = (*SUBJECTS, *SHAPES, *SYMBOLS, *DERIVED)
 _AT = {name: index for index, name in enumerate(NAMES)}
@@ -116,6 +119,7 @@ _OTHER, _MATH, _QUANTITY, _NUMBER, _HOW_MANY = (
     _AT[name] for name in ("other", "math", "quantity", "number_word", "how_many")
 )
 _LETTERS = frozenset(letter.encode() for letter in "bcdefghjklmnpqrstuvwxyz")
+_YEAR_NUMBERS = frozenset(str(year).encode() for year in range(1400, 2101))
 _IN = frozenset("in en em using with mit avec con usando w на в på med dans di do".encode().split())
 _LANGUAGES = frozenset(
     word
@@ -146,6 +150,7 @@ _ASK_WORDS = frozenset(w for w, columns in _LEXICON.words.items() if _AT["ask"] 
     _MATHS_TOLD,
     _NAMED_LANGUAGE,
     _SQL_WORDS,
+    _YEARS,
 ) = range(len(NAMES) - len(DERIVED), len(NAMES))
 _LOG = tuple(log1p(count) for count in range(MOST + 1))
 
@@ -222,7 +227,7 @@ def measure(text: str) -> Features:
     _weigh_code(features, counts, size)
     if not _CODE_WORDS.isdisjoint(known):
         _look_around(features, tokens)
-    _weigh_numbers(features, counts, shape, len(known & _LETTERS))
+    _weigh_numbers(features, counts, shape, known)
     if b"?" in symbols or (_NOT_ASCII in features and _WIDE_QUESTION in raw):
         features[_ASKED] = 1.0
         if _NUMBERS in features:
@@ -241,24 +246,26 @@ def _weigh_code(features: Features, counts: list[int], size: int) -> None:
             features[_CODE_TWICE] = 1.0
 
 
-def _weigh_numbers(features: Features, counts: list[int], shape: bytes, letters: int) -> None:
+def _weigh_numbers(features: Features, counts: list[int], shape: bytes, known: frozenset[bytes]) -> None:
     """Numbers, single letters, and how they meet words of sums and of maths."""
     numbers = counts[_NUMBER]
     if digits := shape.count(b"0"):
         numbers += sum(map(shape.count, _NUMBER_STARTS))
         features[_NUMBER_DENSITY] = min(1.0, 5 * digits / len(shape))
-    if letters:
-        letters = min(6, letters)
+        if years := len(known & _YEAR_NUMBERS):
+            features[_YEARS] = float(min(3, years))
+            numbers -= years
+    if letters := min(6, len(known & _LETTERS)):
         features[_LETTER] = log1p(letters)
-    if numbers:
+    if numbers > 0:
         numbers = min(8, numbers)
         features[_NUMBERS] = log1p(numbers)
         if counts[_HOW_MANY]:
             features[_NUMBER_ASKED] = min(2, counts[_HOW_MANY]) * min(numbers, 3) / 3
         if counts[_QUANTITY]:
             features[_SUMS_TOLD] = min(3, counts[_QUANTITY]) * min(numbers, 3) / 3
-    if counts[_MATH] and (numbers or letters):
-        features[_MATHS_TOLD] = min(3, counts[_MATH]) * (min(numbers, 2) + min(letters, 2)) / 3
+    if counts[_MATH] and (numbers > 0 or letters):
+        features[_MATHS_TOLD] = min(3, counts[_MATH]) * (max(0, min(numbers, 2)) + min(letters, 2)) / 3
 
 
 def _look_around(features: Features, tokens: list[bytes]) -> None:

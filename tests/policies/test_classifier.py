@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
 
+from gateway.dialects import facts_from_body
 from policies.compile import compile_policy
 from policies.facts import Conversation, Facts, Turn
 from policies.shipped import shipped
@@ -45,3 +50,43 @@ def test_c22_a_system_prompt_about_code_does_not_count() -> None:
 )
 def test_code(text: str) -> None:
     assert compile_policy(*shipped("default")).decide(facts(("user", text))).rule == "code"
+
+
+def hard_cases() -> Iterator[Any]:
+    misread = pytest.mark.xfail(strict=True, reason="known to be misread")
+    marks: list[pytest.MarkDecorator] = []
+    for line in (Path(__file__).parent / "hard_cases.txt").read_text(encoding="utf-8").splitlines():
+        if line == "# misread":
+            marks = [misread]
+        elif not line.startswith("#"):
+            label, dialect, text = line.split(" ", 2)
+            yield pytest.param(label, dialect, text.replace("\\n", "\n"), marks=marks)
+
+
+def in_dialect(dialect: str, text: str) -> Facts:
+    said = [{"role": "user", "content": text}]
+    if dialect == "completions":
+        return facts_from_body("openai.completions", {"prompt": text}, {})
+    if dialect == "responses":
+        return facts_from_body("openai.responses", {"input": said}, {})
+    if dialect == "messages":
+        return facts_from_body("anthropic.messages", {"messages": said, "max_tokens": 9}, {})
+    return facts_from_body("openai.chat", {"messages": said}, {})
+
+
+@pytest.mark.parametrize(("label", "dialect", "text"), list(hard_cases()))
+def test_hard_cases(label: str, dialect: str, text: str) -> None:
+    signals = compile_policy(*shipped("default")).explain(in_dialect(dialect, text)).signals
+    code, math = signals["code"], signals["math"]
+    assert isinstance(code, float)
+    assert isinstance(math, float)
+    assert (code >= 0.5, math >= 0.5) == (label == "c", label == "m")
+
+
+def test_all_dialects_are_measured_alike() -> None:
+    text = "Write a function that merges two sorted lists."
+    chosen = ("chat", "completions", "responses", "messages")
+    scores = {
+        compile_policy(*shipped("default")).explain(in_dialect(d, text)).signals["code"] for d in chosen
+    }
+    assert len(scores) == 1

@@ -138,7 +138,7 @@ def test_weights_of_other_features_are_refused() -> None:
     with pytest.raises(ValueError, match="fit anew"):
         read_model('{"features": 0, "code": {}, "math": {}}')
     with pytest.raises(ValueError, match="fit anew"):
-        read_model('{"features": 2, "code": {"bias": 0, "snakes": 1}, "math": {}}')
+        read_model('{"features": 3, "code": {"bias": 0, "snakes": 1}, "math": {}}')
     assert len(shipped_model().code) == len(NAMES) + 1
 
 
