@@ -18,7 +18,7 @@ from gateway.config import SHIPPED_POLICY, Config
 from gateway.identity import read_keys
 from gateway.limits.memory import MemoryStore
 from gateway.pipeline import Exchange
-from gateway.relay.client import Receive, Scope, Send
+from gateway.relay.client import AsgiClient, Client, Receive, Scope, Send
 from gateway.relay.fetch import fetch
 from gateway.runtime import Gateway, RetryBudget, Snapshot, StoredReplies, Upstream
 from gateway.telemetry.metrics import Metrics
@@ -91,14 +91,19 @@ def _idle_seconds(spec: EngineSpec) -> float:
 
 
 class Public:
-    """The public port as an ASGI application."""
+    """The public port: for our own server, and as an ASGI application for any other."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
+    async def answer(self, client: Client) -> None:
+        """One request of our own server."""
+        await Exchange(self._gateway, client).run()
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request of another ASGI server."""
         if scope["type"] == "http":
-            await Exchange(self._gateway, scope, receive, send).run()
+            await Exchange(self._gateway, AsgiClient(scope, receive, send)).run()
 
 
 def reload(gateway: Gateway) -> str | None:

@@ -86,6 +86,10 @@ class BodyTooLarge(RequestError):
     status = 413
     code = "body_too_large"
 
+    @classmethod
+    def over(cls, limit: int) -> BodyTooLarge:
+        return cls(f"the body is larger than {limit} bytes (bounds.body)")
+
 
 class WrongMediaType(RequestError):
     status = 415

@@ -39,11 +39,10 @@ from gateway.errors import (
 )
 from gateway.identity import Tenant, presented_key
 from gateway.limits import Ask, Lease
-from gateway.relay.client import Client, Receive, Scope, Send
+from gateway.relay.client import Client, Head
 from gateway.relay.forward import Forward
 from gateway.relay.sse import Tap, Usage
 from gateway.relay.upstream import ConnectFailed, LostEarly
-from gateway.relay.wire import Head
 from gateway.runtime import Gateway
 from gateway.surface import HeaderView, decision_lines, find, models_reply, ready_reply
 from gateway.telemetry.record import Outcome, Record
@@ -89,12 +88,12 @@ class Exchange:
         "record",
     )
 
-    def __init__(self, gateway: Gateway, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, gateway: Gateway, client: Client) -> None:
         self._gateway = gateway
         self._snapshot = gateway.snapshot
-        self._client = Client(scope, receive, send)
+        self._client = client
         request_id = f"req_{gateway.rand.getrandbits(128):032x}"
-        self.record = Record(request_id, gateway.clock(), round(gateway.wall() * 1e9), scope["method"])
+        self.record = Record(request_id, gateway.clock(), round(gateway.wall() * 1e9), client.method)
         self._id_line = b"x-request-id: %b\r\n" % request_id.encode()
         self._endpoint = NO_ENDPOINT
         self._tenant: Tenant | None = None
@@ -155,20 +154,19 @@ class Exchange:
     # authenticate
 
     def _route(self) -> tuple[Endpoint, str]:
-        scope = self._client.scope
-        route, endpoint, allowed = find(scope["method"], scope["path"])
+        method, path = self._client.method, self._client.path
+        route, endpoint, allowed = find(method, path)
         if endpoint is not None:
             self._endpoint = endpoint
             self.record.route = route
             self.record.dialect = endpoint.dialect.name
-            return endpoint, scope["path"]
+            return endpoint, path
         if allowed:
             self._endpoint = ENDPOINTS[allowed[0], route]
             raise MethodNotAllowed(
-                f"{scope['path']} takes {' or '.join(allowed)}, not {scope['method']}",
-                allow=", ".join(allowed),
+                f"{path} takes {' or '.join(allowed)}, not {method}", allow=", ".join(allowed)
             )
-        raise RouteNotFound(f"there is no {scope['method']} {scope['path']} here")
+        raise RouteNotFound(f"there is no {method} {path} here")
 
     def _authenticate(self) -> Tenant:
         tenant = self._snapshot.keyring.authenticate(
@@ -273,7 +271,7 @@ class Exchange:
         self._note(engine, dispatch.because, decision)
 
     def _builder(self, path: str) -> Build:
-        method, headers, request = self._client.scope["method"], self._upstream_headers(), self._request
+        method, headers, request = self._client.method, self._upstream_headers(), self._request
         upstreams, prepare = self._gateway.upstreams, self._endpoint.dialect.prepare
 
         def build(engine: Engine) -> bytes:

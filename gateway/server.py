@@ -18,74 +18,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.admin import admin_app
 from gateway.app import Public, reload, running
 from gateway.config import HostPort
-from gateway.relay.wire import WIRE_KEY, Wire
+from gateway.relay.http1 import Connection
 from gateway.runtime import Gateway
 
 logger = logging.getLogger("dualgauge.gateway")
 
 # Longer than most clients keep idle connections, so that it is they who close.
 KEEP_ALIVE_SECONDS = 75
-# A client that takes none of a waiting reply's bytes for so long is gone: no timeout of an engine ends that.
-STALLED_SECONDS = 120.0
 BACKLOG = 4096
-BAD_REQUEST = (
-    b'{"error":{"message":"this is not HTTP/1.1","type":"invalid_request_error","param":null,"code":null}}'
-)
-
-
-class Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1 protocol, with a short way for replies, and our error body."""
-
-    _wire: Wire | None = None
-    _stall: asyncio.TimerHandle | None = None
-    _unsent = 0
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        # Called when a request's turn has come, pipelined ones included.
-        self._wire = wire = Wire(cycle)
-        cycle.scope[WIRE_KEY] = wire  # type: ignore[literal-required]
-        wire.task = task = self.loop.create_task(cycle.run_asgi(app))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_writes()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
-
-    def _watch_writes(self) -> None:
-        self._unsent = self.transport.get_write_buffer_size()
-        self._stall = self.loop.call_later(STALLED_SECONDS, self._look_at_writes)
-
-    def _look_at_writes(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unsent:
-            self._watch_writes()
-        else:
-            self.transport.abort()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._stall is not None:
-            self._stall.cancel()
-        if self._wire is not None:
-            self._wire.lost()
-
-    def send_400_response(self, msg: str) -> None:
-        self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
-            b"connection: close\r\n\r\n%b" % (len(BAD_REQUEST), BAD_REQUEST)
-        )
-        self.transport.close()
 
 
 class Listener(uvicorn.Server):
@@ -113,10 +57,11 @@ def bind(address: HostPort, setting: str) -> socket.socket:
 
 
 def listener(app: Any, grace: float) -> Listener:
+    """A server of the public port, on our own HTTP/1.1, or of an ASGI application, on uvicorn's."""
     return Listener(
         uvicorn.Config(
             app,
-            http=Protocol,
+            http=Connection if isinstance(app, Public) else "httptools",
             ws="none",
             lifespan="off",
             loop="none",

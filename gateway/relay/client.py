@@ -1,42 +1,39 @@
 """The client's side of one request: its body, its replies, and the moment it leaves.
 
-`receive` is owned here from the first byte to the last: whoever waits for anything on behalf of a client
-that left is cancelled, in every phase.
+Whoever waits for anything on behalf of a client that left is cancelled, in every phase. `http1.Request` is
+what our own server gives; `AsgiClient` makes the same of any ASGI server's request.
 """
 
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from gateway.errors import BodyTooLarge, ClientGone
-from gateway.relay.wire import WIRE_KEY, Head, Wire
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+Head = bytes
+"""Header lines, each with its CRLF: `name: value\\r\\n`. Made of parts that are prepared once."""
 
 
-class Client:
-    """One ASGI request. `gone` is true once the client left, `started` once a reply's head was sent; `wire`
-    is the short way to the client, where the server offers one."""
+class Client(ABC):
+    """`gone` is true once the client left, `started` once a reply's head was given; header names are lower
+    case."""
 
-    __slots__ = ("_receive", "_send", "_task", "_watch", "gone", "headers", "scope", "started", "wire")
+    __slots__ = ("gone", "headers", "method", "path", "started")
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self.scope = scope
-        self.headers: list[tuple[bytes, bytes]] = scope["headers"]
+    def __init__(self, method: str, path: str, headers: Headers) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
         self.gone = False
         self.started = False
-        # Taken out of the scope: a wire holds the server's cycle, which holds the scope.
-        wire: Wire | None = scope.pop(WIRE_KEY, None)
-        self.wire = wire if scope["method"] != "HEAD" else None
-        self._receive = receive
-        self._send = send
-        self._watch: asyncio.Task[Message] | None = None
-        self._task: asyncio.Task[Any] | None = None
 
     def header(self, name: bytes) -> bytes | None:
         for key, value in self.headers:
@@ -44,16 +41,55 @@ class Client:
                 return value
         return None
 
+    @abstractmethod
     async def body(self, limit: int) -> bytes:
         """The whole body, of `limit` bytes at most. Raises BodyTooLarge, ClientGone."""
+
+    @abstractmethod
+    def watch(self) -> None:
+        """From here on, a client that leaves cancels the calling task. The body must have been read."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """No more is read or sent."""
+
+    @abstractmethod
+    async def reply(self, status: int, head: Head, body: bytes) -> None:
+        """A whole reply with its content-length."""
+
+    @abstractmethod
+    async def start(self, status: int, head: Head) -> None:
+        """Begin a reply whose length is not known."""
+
+    @abstractmethod
+    async def send(self, data: bytes, more: bool) -> None:
+        """Part of it; returns when the client has room for more."""
+
+    @abstractmethod
+    def close_after(self) -> None:
+        """Have the connection closed when the reply has been sent, where the server offers that."""
+
+    @abstractmethod
+    def break_off(self) -> None:
+        """Close without the reply's proper end, so that the client knows that it is cut."""
+
+
+class AsgiClient(Client):
+    """A request of an ASGI server. `receive` is owned here from the first byte to the last."""
+
+    __slots__ = ("_receive", "_send", "_task", "_watch")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(scope["method"], scope["path"], list(scope["headers"]))
+        self._receive = receive
+        self._send = send
+        self._watch: asyncio.Task[Message] | None = None
+        self._task: asyncio.Task[Any] | None = None
+
+    async def body(self, limit: int) -> bytes:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
-            raise _too_large(limit)
-        whole = self.wire.whole_body() if self.wire is not None else None
-        if whole is not None:
-            if len(whole) > limit:
-                raise _too_large(limit)
-            return whole
+            raise BodyTooLarge.over(limit)
         parts: list[bytes] = []
         size = 0
         while True:
@@ -64,74 +100,41 @@ class Client:
             part = message.get("body", b"")
             size += len(part)
             if size > limit:
-                raise _too_large(limit)
+                raise BodyTooLarge.over(limit)
             parts.append(part)
             if not message.get("more_body", False):
                 return b"".join(parts)
 
     def watch(self) -> None:
-        """From here on, a client that leaves cancels the calling task. The body must have been read."""
-        if self.wire is not None:
-            self._task = self.wire.task
-            self.wire.watch(self._left)
-            return
         self._task = asyncio.current_task()
         self._watch = asyncio.ensure_future(self._receive())
         self._watch.add_done_callback(self._received)
 
     def _received(self, watch: asyncio.Future[Message]) -> None:
-        if not watch.cancelled():
-            self._left()
-
-    def _left(self) -> None:
-        self.gone = True
-        if self._task is not None:
+        if not watch.cancelled() and self._task is not None:
+            self.gone = True
             self._task.cancel()
 
     def finish(self) -> None:
-        """No more is read or sent."""
         self._task = None
-        if self.wire is not None:
-            self.wire.unwatch()
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None
 
+    async def reply(self, status: int, head: Head, body: bytes) -> None:
+        await self.start(status, b"%bcontent-length: %d\r\n" % (head, len(body)))
+        await self.send(body, False)
+
     async def start(self, status: int, head: Head) -> None:
         self.started = True
-        if self.wire is not None:
-            self.wire.start(status, head)
-        else:
-            headers = [tuple(line.split(b": ", 1)) for line in head.split(b"\r\n")[:-1]]
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        headers = [tuple(line.split(b": ", 1)) for line in head.split(b"\r\n")[:-1]]
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes, more: bool) -> None:
-        """Part of a body; returns when the client has room for more."""
-        if self.wire is not None:
-            self.wire.write(data, more)
-            await self.wire.drain()
-        else:
-            await self._send({"type": "http.response.body", "body": data, "more_body": more})
-
-    async def reply(self, status: int, head: Head, body: bytes) -> None:
-        """A whole reply with its content-length."""
-        if self.wire is not None:
-            self.started = True
-            self.wire.reply(status, head, body)
-        else:
-            await self.start(status, b"%bcontent-length: %d\r\n" % (head, len(body)))
-            await self.send(body, False)
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     def close_after(self) -> None:
-        """Have the connection closed when the reply has been sent, where the server offers that."""
-        if self.wire is not None:
-            self.wire.close_after()
+        """ASGI has no word for it."""
 
     def break_off(self) -> None:
-        """Close inside a reply; a server other than ours does so when the application returns."""
-        if self.wire is not None:
-            self.wire.break_off()
-
-
-def _too_large(limit: int) -> BodyTooLarge:
-    return BodyTooLarge(f"the body is larger than {limit} bytes (bounds.body)")
+        """A server does so by itself when the application returns inside a reply."""

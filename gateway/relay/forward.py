@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
 from gateway.errors import EngineBroke, GatewayError
 from gateway.relay import replies
-from gateway.relay.client import Client
+from gateway.relay.client import Client, Head
+from gateway.relay.http1 import Request
 from gateway.relay.sse import Tap, Usage
 from gateway.relay.upstream import Connection, LostLate, TimedOut
-from gateway.relay.wire import Head
 
 JSON_HELD = 8 << 20
 ERROR_HELD = 1 << 20
@@ -128,9 +129,10 @@ class Forward:
 
     async def _stream(self, content_type: bytes) -> None:
         client, connection, tap = self._client, self._connection, self.tap
+        direct = client if isinstance(client, Request) else None
         while True:
-            if client.wire is not None:
-                await client.wire.drain()
+            if direct is not None:
+                await direct.drain()
             data = connection.take()
             if data:
                 data = tap.feed(data)
@@ -148,19 +150,15 @@ class Forward:
                 if complete:
                     return
             connection.check()
-            if client.started and client.wire is not None:
-                await connection.flow(self._pour)
+            if client.started and direct is not None:
+                await connection.flow(partial(self._pour, direct))
             else:
                 await connection.wait()
 
-    def _pour(self, data: bytes) -> bool:
+    def _pour(self, client: Request, data: bytes) -> bool:
         """Bytes of a stream under way, from one socket to the other; false where the client is slow."""
-        wire = self._client.wire
-        assert wire is not None
-        data = self.tap.feed(data)
-        if data:
-            wire.write(data, True)
-        return not wire.paused
+        client.write(self.tap.feed(data))
+        return not client.paused
 
 
 def _content_type(connection: Connection) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway import server
+from gateway.relay import http1
 from tests.support.client import Wire, ask, until
 from tests.support.engine import BlackHole, FakeEngine, Script, close, engines, hang, reply, reset, stream
 from tests.support.serving import serving
@@ -401,7 +401,7 @@ async def test_a_slow_client_is_not_an_idle_engine(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_never_reads_is_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(http1, "STALLED_SECONDS", 0.2)
     whole = b'data: {"x": "%b"}\n\n' % (b"y" * 100_000) * 300
     engine = FakeEngine(stream(whole, end="hang"))
     async with (

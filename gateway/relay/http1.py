@@ -1,0 +1,401 @@
+"""The public port's HTTP/1.1: requests in by httptools, replies straight to the transport.
+
+One write a reply, one a burst of tokens, no ASGI message in between. It stands in for uvicorn's own protocol
+class and keeps that class's contract with its server: `connections`, `tasks` and `shutdown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import unquote
+
+import httptools
+
+from gateway.errors import BodyTooLarge, ClientGone
+from gateway.relay.client import Client, Head, Headers
+
+if TYPE_CHECKING:
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+HEAD_LIMIT = 64 * 1024
+PIPELINED = 16
+# A client that takes none of a waiting reply's bytes for so long is gone: no timeout of an engine ends that.
+STALLED_SECONDS = 120.0
+STATUS_LINES = {
+    status: f"HTTP/1.1 {status} {phrase}\r\n".encode()
+    for status in range(200, 600)
+    for phrase in [http.HTTPStatus(status).phrase if status in set(http.HTTPStatus) else "Status"]
+}
+LAST_CHUNK = b"0\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+ERROR = '{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
+
+Answer = Callable[["Request"], Coroutine[Any, Any, None]]
+
+
+class Request(Client):
+    """One request on a connection. Writes never wait: a writer looks at `paused`, and awaits `drain`."""
+
+    __slots__ = (
+        "_connection",
+        "_head",
+        "_http10",
+        "_limit",
+        "_parts",
+        "_size",
+        "_waiter",
+        "_watched",
+        "answered",
+        "complete",
+        "keep_alive",
+        "task",
+    )
+
+    def __init__(
+        self, connection: Connection, method: str, path: str, headers: Headers, keep_alive: bool, http10: bool
+    ) -> None:
+        super().__init__(method, path, headers)
+        self._connection = connection
+        self._head = b""
+        self._http10 = http10
+        self._limit = 0
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._watched = False
+        self.answered = False
+        self.complete = False
+        self.keep_alive = keep_alive and not http10
+        self.task: asyncio.Task[None] | None = None
+
+    # what the connection reports
+
+    def received(self, data: bytes) -> None:
+        if self.answered:
+            return
+        self._parts.append(data)
+        self._size += len(data)
+        if self._waiter is not None and self._size > self._limit:
+            self._wake()
+
+    def ended(self) -> None:
+        self.complete = True
+        self._wake()
+
+    def lost(self) -> None:
+        """The client's connection is gone."""
+        if self.answered:
+            return
+        self.gone = True
+        self._wake()
+        if self._watched and self.task is not None:
+            self.task.cancel()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # the request's own task
+
+    async def body(self, limit: int) -> bytes:
+        declared = self.header(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > limit:
+            raise BodyTooLarge.over(limit)
+        if not self.complete:
+            await self._rest(limit)
+        if self._size > limit:
+            raise BodyTooLarge.over(limit)
+        parts, self._parts = self._parts, []
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def _rest(self, limit: int) -> None:
+        connection = self._connection
+        if (self.header(b"expect") or b"").lower() == b"100-continue":
+            connection.write(CONTINUE)
+        self._limit = limit
+        while not self.complete and self._size <= limit:
+            if self.gone:
+                raise ClientGone
+            self._waiter = connection.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def watch(self) -> None:
+        self._watched = True
+        if self.gone and self.task is not None:
+            self.task.cancel()
+
+    def finish(self) -> None:
+        self._watched = False
+        self.task = None
+
+    async def start(self, status: int, head: Head) -> None:
+        self.started = True
+        # HTTP/1.0 knows no chunks: such a reply ends with its connection.
+        framing = b"\r\n" if self._http10 else b"transfer-encoding: chunked\r\n\r\n"
+        self._head = self._connection.head(status, head, framing, self.keep_alive)
+
+    def write(self, data: bytes) -> None:
+        """Bytes of a reply under way."""
+        if not self.gone and data:
+            self._connection.write(self._framed(data))
+
+    def _framed(self, data: bytes) -> bytes:
+        head, self._head = self._head, b""
+        if self._http10:
+            return head + data
+        return b"%b%x\r\n%b\r\n" % (head, len(data), data) if data else head
+
+    @property
+    def paused(self) -> bool:
+        return self._connection.paused
+
+    async def drain(self) -> None:
+        if self._connection.paused:
+            await self._connection.drain()
+
+    async def send(self, data: bytes, more: bool) -> None:
+        if more:
+            self.write(data)
+            await self.drain()
+        elif not self.gone:
+            end = b"" if self._http10 else LAST_CHUNK
+            self._done(self._framed(data) + end)
+
+    async def reply(self, status: int, head: Head, body: bytes) -> None:
+        self.started = True
+        if not self.gone:
+            shown = b"" if self.method == "HEAD" else body
+            tail = b"content-length: %d\r\n\r\n%b" % (len(body), shown)
+            self._done(self._connection.head(status, head, tail, self.keep_alive))
+
+    def _done(self, last: bytes) -> None:
+        self._connection.write(last)
+        self.answered = True
+        self._connection.answered(self)
+
+    def close_after(self) -> None:
+        self.keep_alive = False
+
+    def break_off(self) -> None:
+        self.gone = self.answered = True
+        self._connection.close()
+
+
+class Connection(asyncio.Protocol):
+    """One client connection: requests one at a time, pipelined ones in their turn."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self._answer: Answer = cast(Any, config.app).answer
+        self._state = server_state
+        self._idle_seconds = config.timeout_keep_alive
+        self.loop = _loop or asyncio.get_running_loop()
+        self._parser = httptools.HttpRequestParser(self)
+        with contextlib.suppress(AttributeError):
+            # A request with `connection: close` may be followed by bytes: its reply still goes out.
+            self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._url = b""
+        self._headers: Headers = []
+        self._head_size = 0
+        self._reading: Request | None = None
+        self._running: Request | None = None
+        self._waiting: deque[Request] = deque()
+        self._idle_since = self.loop.time()
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._stall: asyncio.TimerHandle | None = None
+        self._unsent = 0
+        self._drained: asyncio.Event | None = None
+        self._own_headers: list[tuple[bytes, bytes]] = []
+        self._own_lines = b""
+        self.paused = False
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._state.connections.add(self)  # type: ignore[arg-type]
+        self._idle_timer = self.loop.call_later(self._idle_seconds, self._on_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._state.connections.discard(self)
+        for timer in (self._idle_timer, self._stall):
+            if timer is not None:
+                timer.cancel()
+        self._idle_timer = self._stall = None
+        if self._running is not None:
+            self._running.lost()
+        self._waiting.clear()
+        self.resume_writing()
+        self._reading = self._running = None
+        # The parser calls back into this connection: without it, no cycle is left.
+        self._parser = None  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # No other protocol is spoken here: the request is answered as it is, then nothing more is read.
+            if self._reading is not None:
+                self._reading.keep_alive = False
+                self._reading.ended()
+        except httptools.HttpParserError:
+            self._refuse(400, "this is not HTTP/1.1")
+
+    def eof_received(self) -> None:
+        return None
+
+    def pause_writing(self) -> None:
+        self.paused = True
+        self._watch_writes()
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None
+        if self._drained is not None:
+            self._drained.set()
+            self._drained = None
+
+    def _watch_writes(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self._stall = self.loop.call_later(STALLED_SECONDS, self._look_at_writes)
+
+    def _look_at_writes(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._watch_writes()
+        else:
+            self.transport.abort()
+
+    # httptools callbacks
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+        self._head_size = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._bound(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+        self._bound(len(name) + len(value))
+
+    def _bound(self, size: int) -> None:
+        self._head_size += size
+        if self._head_size > HEAD_LIMIT:
+            self._refuse(431, "the request's head is larger than 64 KiB")
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        if self.transport.is_closing():
+            return
+        method = parser.get_method().decode("ascii")
+        http10 = parser.get_http_version() == "1.0"
+        request = Request(self, method, self._path(), self._headers, parser.should_keep_alive(), http10)
+        self._reading = request
+        if self._running is None:
+            self._run(request)
+            return
+        self._waiting.append(request)
+        if len(self._waiting) >= PIPELINED:
+            self._refuse(400, "too many requests are pipelined")
+
+    def _path(self) -> str:
+        url = self._url
+        if not url.startswith(b"/"):
+            url = httptools.parse_url(url).path or b"/"
+        path = url.partition(b"?")[0].decode("latin-1")
+        return unquote(path) if "%" in path else path
+
+    def on_body(self, body: bytes) -> None:
+        if self._reading is not None:
+            self._reading.received(body)
+
+    def on_message_complete(self) -> None:
+        if self._reading is not None:
+            self._reading.ended()
+
+    # requests and their replies
+
+    def _run(self, request: Request) -> None:
+        self._running = request
+        request.task = task = self.loop.create_task(self._answer(request))
+        tasks = self._state.tasks
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def answered(self, request: Request) -> None:
+        self._state.total_requests += 1
+        self._running = None
+        if not request.keep_alive:
+            self.transport.close()
+        elif self._waiting:
+            self._run(self._waiting.popleft())
+        else:
+            self._idle_since = self.loop.time()
+
+    def head(self, status: int, head: Head, tail: bytes, keep_alive: bool) -> bytes:
+        own = self._state.default_headers
+        if own is not self._own_headers:
+            self._own_headers = own
+            self._own_lines = b"".join([b"%b: %b\r\n" % header for header in own])
+        close = b"" if keep_alive else b"connection: close\r\n"
+        return b"%b%b%b%b%b" % (STATUS_LINES[status], self._own_lines, head, close, tail)
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    async def drain(self) -> None:
+        """Until the client has taken most of what was written, or is gone."""
+        if self.paused:
+            if self._drained is None:
+                self._drained = asyncio.Event()
+            await self._drained.wait()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.transport.is_closing():
+            return
+        if self._running is not None:
+            # Bytes out of step behind a request that is being answered: its client cannot be trusted with it.
+            self.transport.abort()
+            return
+        body = (ERROR % message).encode()
+        tail = b"content-length: %d\r\n\r\n%b" % (len(body), body)
+        self.write(self.head(status, b"content-type: application/json\r\n", tail, False))
+        self.transport.close()
+
+    def _on_idle(self) -> None:
+        now = self.loop.time()
+        since = now if self._running is not None else self._idle_since
+        left = since + self._idle_seconds - now
+        if left > 0.001:
+            self._idle_timer = self.loop.call_later(left, self._on_idle)
+        else:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """The server stops: an idle connection ends now, another with its reply."""
+        if self._running is None:
+            self.transport.close()
+        else:
+            self._running.keep_alive = False
