@@ -14,8 +14,8 @@ Features: TypeAlias = dict[int, float]
 VERSION = 3
 HEAD = 800
 TAIL = 600
-FOREIGN_HEAD = 500
-FOREIGN_TAIL = 400
+FOREIGN_HEAD = 400
+FOREIGN_TAIL = 250
 """Characters that are read of a long text, and of one that is not all ASCII: each of those says more."""
 
 NEAR = 5
@@ -36,12 +36,13 @@ def _class_of(byte: int) -> int:
 
 # One byte a kind of character: what code looks like shows in a few of them side by side.
 _CLASSES = bytes(map(_class_of, range(256)))
-_PLAIN = b"aAh0 \n\t\r"
+_PLAIN = b"aAh \r"
+_NO_SYMBOLS = b"0\n\t"
 
 SHAPES: Mapping[str, tuple[bytes, ...]] = {
     "fence": (b"```",),
     "snake": (b"a_a",),
-    "camel": (b"aAa",),
+    "camel": (b"aA",),
     "call": (b"a(",),
     "member": (b"a.a",),
     "block": (b":\n ",),
@@ -155,22 +156,21 @@ _ASK_WORDS = frozenset(w for w, columns in _LEXICON.words.items() if _AT["ask"] 
 _LOG = tuple(log1p(count) for count in range(MOST + 1))
 
 
-def _by_symbol() -> dict[int, tuple[bytes, int, tuple[tuple[bytes, int], ...]]]:
-    """What to count where a symbol is in the text: itself, and the patterns that it begins."""
+def _by_mark() -> dict[int, tuple[bytes, int, tuple[tuple[bytes, int], ...]]]:
+    """What to count where a mark (a symbol, a digit or a line break) is in the text: itself, if it is one of
+    SYMBOLS, and the patterns whose first mark it is; patterns of letters alone are under 0.
+    """
     found: dict[int, list[tuple[bytes, int]]] = {symbol[0]: [] for symbol in SYMBOLS.values()}
     for name, patterns in SHAPES.items():
         for pattern in patterns:
-            symbol = next((byte for byte in pattern if byte not in _PLAIN), 0)
-            found.setdefault(symbol, []).append((pattern, _AT[name]))
+            mark = next((byte for byte in pattern if byte not in _PLAIN), 0)
+            found.setdefault(mark, []).append((pattern, _AT[name]))
     alone = {symbol[0]: _AT[name] for name, symbol in SYMBOLS.items()}
-    return {
-        symbol: (bytes((symbol,)), alone.get(symbol, -1), tuple(patterns))
-        for symbol, patterns in found.items()
-    }
+    return {mark: (bytes((mark,)), alone.get(mark, -1), tuple(patterns)) for mark, patterns in found.items()}
 
 
-_BY_SYMBOL = _by_symbol()
-_WITHOUT = _BY_SYMBOL.pop(0)[2]
+_BY_MARK = _by_mark()
+_WITHOUT = _BY_MARK.pop(0)[2]
 _NUMBER_STARTS = (b" 0", b"$0", b"h0", b"(0", b"\n0")
 _WIDE_QUESTION = "？".encode()  # noqa: RUF001
 _SQL = (
@@ -194,14 +194,15 @@ def measure(text: str) -> Features:
     features = {column: _LOG[min(count, MOST)] for column, count in enumerate(counts) if count}
     raw = text.encode("utf-8", "surrogatepass")
     shape = raw.translate(_CLASSES)
-    symbols = shape.translate(None, _PLAIN)
+    marks = shape.translate(None, _PLAIN)
+    symbols = marks.translate(None, _NO_SYMBOLS)
     found: dict[int, int] = {}
     for pattern, index in _WITHOUT:
         if count := shape.count(pattern):
             found[index] = found.get(index, 0) + count
-    for symbol in set(symbols):
-        if symbol in _BY_SYMBOL:
-            alone, at, patterns = _BY_SYMBOL[symbol]
+    for mark in set(marks):
+        if mark in _BY_MARK:
+            alone, at, patterns = _BY_MARK[mark]
             if at >= 0:
                 found[at] = symbols.count(alone)
             for pattern, index in patterns:
@@ -214,7 +215,7 @@ def measure(text: str) -> Features:
     features[_WORDS] = log1p(size) / 4
     if symbols:
         features[_SYMBOL_DENSITY] = min(1.0, 5 * len(symbols) / length)
-    if lines := shape.count(b"\n"):
+    if lines := marks.count(b"\n"):
         features[_LINES] = log1p(lines)
     if b"h" in shape:
         features[_NOT_ASCII] = 1.0
@@ -227,7 +228,7 @@ def measure(text: str) -> Features:
     _weigh_code(features, counts, size)
     if not _CODE_WORDS.isdisjoint(known):
         _look_around(features, tokens)
-    _weigh_numbers(features, counts, shape, known)
+    _weigh_numbers(features, counts, shape, marks.count(b"0"), known)
     if b"?" in symbols or (_NOT_ASCII in features and _WIDE_QUESTION in raw):
         features[_ASKED] = 1.0
         if _NUMBERS in features:
@@ -246,10 +247,12 @@ def _weigh_code(features: Features, counts: list[int], size: int) -> None:
             features[_CODE_TWICE] = 1.0
 
 
-def _weigh_numbers(features: Features, counts: list[int], shape: bytes, known: frozenset[bytes]) -> None:
+def _weigh_numbers(
+    features: Features, counts: list[int], shape: bytes, digits: int, known: frozenset[bytes]
+) -> None:
     """Numbers, single letters, and how they meet words of sums and of maths."""
     numbers = counts[_NUMBER]
-    if digits := shape.count(b"0"):
+    if digits:
         numbers += sum(map(shape.count, _NUMBER_STARTS))
         features[_NUMBER_DENSITY] = min(1.0, 5 * digits / len(shape))
         if years := len(known & _YEAR_NUMBERS):

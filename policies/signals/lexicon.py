@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import pairwise
 
 PREFIX = 6
 """How many bytes of UTF-8 stems are found by: three Cyrillic letters, two of Hindi or Korean."""
@@ -17,7 +18,7 @@ _MARKS = tuple(mark.encode() for mark in "\u2019\u201c\u201d\u201e\u2014\u2013\u
 # The Arabic article, alone and after "and", "by" and "for": words are looked up without it.
 _ARTICLES = tuple(f" {article}".encode() for article in ("وال", "بال", "لل", "ال"))
 _C2, _E280 = b"\xc2", b"\xe2\x80"  # with which each of them begins
-_CJK_LEADS = tuple(bytes((lead,)) for lead in range(0xE3, 0xEA))
+_UNSPACED_LEADS = tuple(bytes((lead,)) for lead in (0xE0, *range(0xE3, 0xEA)))
 _GREEK_AND_ON = 0x0370
 _LATIN_AGAIN = 0x1E00
 _THAI = range(0x0E00, 0x0E80)
@@ -29,18 +30,20 @@ class Lexicon:
     """Terms in UTF-8, each with the columns (of `subjects`) that it counts for.
 
     `words` are whole tokens; `phrases` go by their first token; `stems`, the beginnings of words in other
-    scripts than Latin, by their first PREFIX bytes; `pieces` of unspaced scripts by their first character.
+    scripts than Latin, by their first PREFIX bytes; `pieces` of unspaced scripts by their first two
+    characters; `signs` are those of one.
     """
 
     subjects: tuple[str, ...]
     words: dict[bytes, tuple[int, ...]]
     phrases: dict[bytes, tuple[tuple[bytes, frozenset[bytes], int], ...]]
     stems: dict[bytes, tuple[tuple[bytes, int], ...]]
-    pieces: dict[str, tuple[tuple[bytes, int], ...]]
+    pieces: dict[tuple[str, str], tuple[tuple[bytes, int], ...]]
+    signs: tuple[tuple[str, int], ...]
     word_set: frozenset[bytes]
     phrase_set: frozenset[bytes]
     stem_set: frozenset[bytes]
-    piece_set: frozenset[str]
+    piece_set: frozenset[tuple[str, str]]
 
     def count(self, text: str) -> tuple[list[int], list[bytes], frozenset[bytes]]:
         """How many terms of each subject a text has, each term once; the text's tokens, and their set."""
@@ -68,10 +71,15 @@ class Lexicon:
             for stem, column in self.stems[start]:
                 if stem in padded:
                     counts[column] += 1
-        for first in self.piece_set.intersection(text):
-            for piece, column in self.pieces[first]:
+        if not any(lead in padded for lead in _UNSPACED_LEADS):
+            return
+        for pair in self.piece_set.intersection(pairwise(text)):
+            for piece, column in self.pieces[pair]:
                 if piece in padded:
                     counts[column] += 1
+        for sign, column in self.signs:
+            if sign in text:
+                counts[column] += 1
 
 
 def _spaced(raw: bytes) -> tuple[bytes, list[bytes]]:
@@ -84,7 +92,7 @@ def _spaced(raw: bytes) -> tuple[bytes, list[bytes]]:
         for article in _ARTICLES:
             padded = padded.replace(article, b" ")
     tokens = padded.split()
-    if any(lead in padded for lead in _CJK_LEADS):
+    if any(lead in padded for lead in _UNSPACED_LEADS):
         tokens += padded.translate(_ONLY_ASCII).split()
     return padded, tokens
 
@@ -101,7 +109,8 @@ def build(text: str) -> Lexicon:
     words: dict[bytes, set[int]] = {}
     phrases: dict[bytes, set[tuple[bytes, int]]] = {}
     stems: dict[bytes, set[tuple[bytes, int]]] = {}
-    pieces: dict[str, set[tuple[bytes, int]]] = {}
+    pieces: dict[tuple[str, str], set[tuple[bytes, int]]] = {}
+    signs: set[tuple[str, int]] = set()
     for subject, term in _terms(text):
         if subject not in subjects:
             subjects.append(subject)
@@ -109,7 +118,10 @@ def build(text: str) -> Lexicon:
         raw = term.encode().translate(_BLANKS)
         points = [ord(character) for character in term]
         if any(point in _THAI or point in _KANA_AND_HAN for point in points):
-            pieces.setdefault(term[0], set()).add((raw, column))
+            if len(term) == 1:
+                signs.add((term, column))
+            else:
+                pieces.setdefault((term[0], term[1]), set()).add((raw, column))
         elif points[0] >= _GREEK_AND_ON and points[0] not in range(_LATIN_AGAIN, 0x2000):
             stems.setdefault(raw[:PREFIX], set()).add((b" " + raw, column))
         elif b" " in raw.strip():
@@ -124,7 +136,8 @@ def build(text: str) -> Lexicon:
             for head, terms in phrases.items()
         },
         {start: tuple(sorted(terms)) for start, terms in stems.items()},
-        {first: tuple(sorted(terms)) for first, terms in pieces.items()},
+        {start: tuple(sorted(terms)) for start, terms in pieces.items()},
+        tuple(sorted(signs)),
         frozenset(words),
         frozenset(phrases),
         frozenset(stems),
