@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 HEAD_LIMIT = 64 * 1024
+HEADER_FRAME = len(b": \r\n")
 PIPELINED = 16
+PIPELINED_BYTES = 1 << 20
 # A client that takes none of a waiting reply's bytes for so long is gone: no timeout of an engine ends that.
 STALLED_SECONDS = 120.0
 STATUS_LINES = {
@@ -48,12 +50,12 @@ class Request(Client):
         "_http10",
         "_limit",
         "_parts",
-        "_size",
         "_waiter",
         "_watched",
         "answered",
         "complete",
         "keep_alive",
+        "size",
         "task",
     )
 
@@ -66,7 +68,7 @@ class Request(Client):
         self._http10 = http10
         self._limit = 0
         self._parts: list[bytes] = []
-        self._size = 0
+        self.size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._watched = False
         self.answered = False
@@ -80,8 +82,8 @@ class Request(Client):
         if self.answered:
             return
         self._parts.append(data)
-        self._size += len(data)
-        if self._waiter is not None and self._size > self._limit:
+        self.size += len(data)
+        if self._waiter is not None and self.size > self._limit:
             self._wake()
 
     def ended(self) -> None:
@@ -109,7 +111,7 @@ class Request(Client):
             raise BodyTooLarge.over(limit)
         if not self.complete:
             await self._rest(limit)
-        if self._size > limit:
+        if self.size > limit:
             raise BodyTooLarge.over(limit)
         parts, self._parts = self._parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -119,7 +121,7 @@ class Request(Client):
         if (self.header(b"expect") or b"").lower() == b"100-continue":
             connection.write(CONTINUE)
         self._limit = limit
-        while not self.complete and self._size <= limit:
+        while not self.complete and self.size <= limit:
             if self.gone:
                 raise ClientGone
             self._waiter = connection.loop.create_future()
@@ -295,7 +297,7 @@ class Connection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
-        self._bound(len(name) + len(value))
+        self._bound(len(name) + len(value) + HEADER_FRAME)
 
     def _bound(self, size: int) -> None:
         self._head_size += size
@@ -325,8 +327,13 @@ class Connection(asyncio.Protocol):
         return unquote(path) if "%" in path else path
 
     def on_body(self, body: bytes) -> None:
-        if self._reading is not None:
-            self._reading.received(body)
+        request = self._reading
+        if request is None:
+            return
+        self._idle_since = self.loop.time()
+        request.received(body)
+        if request.size > PIPELINED_BYTES and self._running not in (None, request):
+            self._refuse(413, "too much is pipelined")
 
     def on_message_complete(self) -> None:
         if self._reading is not None:
@@ -386,7 +393,8 @@ class Connection(asyncio.Protocol):
 
     def _on_idle(self) -> None:
         now = self.loop.time()
-        since = now if self._running is not None else self._idle_since
+        # A request whose body is whole takes its time; one that does not come is not waited for.
+        since = now if self._running is not None and self._running.complete else self._idle_since
         left = since + self._idle_seconds - now
         if left > 0.001:
             self._idle_timer = self.loop.call_later(left, self._on_idle)
