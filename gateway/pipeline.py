@@ -49,7 +49,7 @@ from gateway.telemetry.record import Outcome, Record
 from gateway.telemetry.traces import traceparent
 from policies.decision import NO_EDITS, Contract, Decision, pinned
 from policies.plan import Plan
-from policies.signals.tokens import estimate_tokens
+from policies.signals.tokens import estimate_prompt
 
 logger = logging.getLogger("dualgauge.gateway")
 
@@ -258,7 +258,7 @@ class Exchange:
         plan = self._snapshot.policy.plans.get(self._tenant.plan, UNLIMITED)
         if plan.tokens is not None or plan.tier_tokens:
             measured = decision.signals.get("prompt_tokens")
-            self._prompt = prompt_tokens(self._request) if measured is None else int(measured)
+            self._prompt = _estimate(self._request) if measured is None else int(measured)
         ask = Ask(self._tenant.name, plan, decision.tier, self._prompt, self._request.output_tokens)
         self._lease = await self._gateway.store.reserve(ask, self._gateway.clock())
 
@@ -449,9 +449,8 @@ class Exchange:
             lease.settle(self._prompt, streamed)
 
 
-def prompt_tokens(request: Request) -> int:
-    """The prompt's tokens, estimated."""
-    return sum(estimate_tokens(turn.text) for turn in request.conversation().turns)
+def _estimate(request: Request) -> int:
+    return estimate_prompt(turn.text for turn in request.conversation().turns)
 
 
 def _no_such_reply(path: str) -> GatewayError:
