@@ -14,7 +14,7 @@ NO_ENV: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Seconds. `first_byte` runs from the request's last byte to the reply's first, `idle` from byte to byte."""
+    """Seconds. `first_byte` runs from the request's last byte to the reply's first, `idle` between bytes."""
 
     connect: float = 2.0
     first_byte: float = 120.0
