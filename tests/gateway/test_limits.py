@@ -15,7 +15,7 @@ from gateway.errors import LimitExceeded
 from gateway.limits import Ask, duration
 from gateway.limits.memory import MemoryStore
 from policies.plan import Plan
-from policies.signals.tokens import estimate_tokens
+from policies.signals.tokens import estimate_prompt
 from policies.units import Rate
 from tests.support.client import Reply, Wire, ask, until
 from tests.support.engine import FakeEngine, engines, hang, reply, reset, stream
@@ -34,8 +34,8 @@ def left(served: Served) -> dict[str, float]:
 
 def prompt(tokens: int) -> list[dict[str, str]]:
     """A conversation that is estimated at so many tokens."""
-    text = next(t for n in range(10_000) if estimate_tokens(t := "word " * n) >= tokens)
-    assert estimate_tokens(text) == tokens
+    text = next(t for n in range(10_000) if estimate_prompt([t := "word " * n]) >= tokens)
+    assert estimate_prompt([text]) == tokens
     return [{"role": "user", "content": text}]
 
 
