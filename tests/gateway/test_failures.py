@@ -480,3 +480,54 @@ async def test_bytes_after_a_reply_are_not_taken_for_the_next(tmp_path: Path) ->
             assert answer.status in (200, 502)
             assert answer.status == 502 or answer.body == CHAT.reply
             await asyncio.sleep(0.02)
+
+
+async def test_a_slow_client_that_takes_something_is_not_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http1, "STALLED_SECONDS", 0.15)
+    whole = b'data: {"x": "%b"}\n\n' % (b"y" * 100_000) * 150
+    engine = FakeEngine(stream(whole))
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}) as served,
+        await Wire.open(served.port) as wire,
+    ):
+        wire.pause()
+        wire.send(CHAT.path, CHAT.ask(stream=True))
+        for _ in range(8):
+            await asyncio.sleep(0.1)
+            wire.resume()
+            await wire.until(b"\n\n", wire.answer.body.count(b"\n\n") + 5)
+            wire.pause()
+        wire.resume()
+        answer = await wire.reply()
+        assert answer.complete
+        assert answer.body == whole
+
+
+@pytest.mark.parametrize("streamed", [True, False], ids=["stream", "json"])
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+async def test_a_fault_of_the_gateways_own_is_a_500(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    shape: Shape,
+    streamed: bool,
+) -> None:
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError("a secret of the gateway")
+
+    engine = FakeEngine(reply(shape.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        monkeypatch.setattr(served.gateway.fleet, "pick", fault)
+        answer = await ask(served.port, shape.path, shape.ask(stream=streamed))
+        message = check_error(answer, 500, shape=shape, code="internal_error")
+        assert answer.headers["x-request-id"] in message
+        assert "secret" not in message
+        assert "ZeroDivisionError" in caplog.text
+        assert answer.headers["x-request-id"] in caplog.text
+        assert b'outcome="internal_error"' in served.gateway.metrics.text()
+        monkeypatch.undo()
+        assert served.clean
+        assert (await ask(served.port, shape.path, shape.ask())).status == 200

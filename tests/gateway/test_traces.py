@@ -272,3 +272,16 @@ async def test_nothing_private_is_told(tmp_path: Path, caplog: pytest.LogCapture
         assert SECRET not in words
         assert "sk-secret" not in words
         assert "sk-wrong" not in words
+
+
+async def test_a_rule_may_ask_for_a_trace(tmp_path: Path) -> None:
+    recorder = Recorder.make(sample=0)
+    text = "version: 1\nrules: [{name: all, send: fast, if_unavailable: fail, trace: always}]"
+    engine = FakeEngine(reply(CHAT.reply))
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, tracer=recorder.tracer, policy=text) as served,
+    ):
+        await ask(served.port, CHAT.path, CHAT.ask())
+        assert len(recorder.spans()) == 2
+        assert sent(engine)[2] == "01"
