@@ -89,6 +89,30 @@ async def test_c23_a_chat_template_is_refused(tmp_path: Path) -> None:
         assert engine.generations == 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "fields", "param"),
+    [
+        (CHAT, {"n": 1_000_000_000}, "n"),
+        (CHAT, {"n": 10**30}, "n"),
+        (COMPLETIONS, {"n": 1_000_000_000}, "n"),
+        (COMPLETIONS, {"best_of": 1_000_000_000}, "best_of"),
+        (COMPLETIONS, {"prompt_embeds": "x"}, "prompt_embeds"),
+        (COMPLETIONS, {"prompt": ["x"] * 1024}, "prompt"),
+        (CHAT, {"stop": ["x"] * 1000}, "stop"),
+        (CHAT, {"top_logprobs": 1000}, "top_logprobs"),
+    ],
+    ids=lambda value: value.name if isinstance(value, Shape) else str(value)[:30],
+)
+async def test_c24_shapes_that_hurt_engines_are_refused(
+    tmp_path: Path, shape: Shape, fields: dict[str, Any], param: str
+) -> None:
+    engine = FakeEngine()
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        answer = await ask(served.port, shape.path, shape.ask(**fields))
+        assert param in check_error(answer, 400, shape=shape, param=param)
+        assert engine.generations == 0
+
+
 async def test_a_chat_template_is_seen_behind_escapes_and_duplicates(tmp_path: Path) -> None:
     engine = FakeEngine()
     async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
