@@ -310,14 +310,16 @@ class Exchange:
         assert dispatch.engine is not None
         assert dispatch.connection is not None
         strip = request is not None and request.usage_injected
+        spec, gateway = dispatch.engine.spec, self._gateway
         self._forward = forward = Forward(
             self._client,
             dispatch.connection,
-            engine=dispatch.engine.spec.name,
+            engine=spec.name,
             head=self._head,
             read_reply=dialect.reply_usage,
             tap=Tap(dialect.stream_usage, marker=dialect.marker, strip=strip),
             begun=self._begun,
+            beat=gateway.metrics.pace(spec.tier, gateway.clock).beat,
         )
         await forward.run()
 

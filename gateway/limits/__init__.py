@@ -41,6 +41,12 @@ class Store(Protocol):
     def in_use(self) -> int:
         """Leases that are not settled."""
 
+    def up(self) -> bool:
+        """Whether leases are kept where they belong."""
+
+    def fallbacks(self) -> int:
+        """How many reservations were made elsewhere, by `on_store_failure`, since the start."""
+
     def usage(self, now: float) -> Mapping[str, Mapping[str, float]]:
         """What each tenant has left, by dimension."""
 

@@ -105,6 +105,12 @@ class MemoryStore:
     def in_use(self) -> int:
         return self.leases
 
+    def up(self) -> bool:
+        return True  # it lives and ends with the process
+
+    def fallbacks(self) -> int:
+        return 0  # it cannot fail, so nothing ever takes its place
+
     def usage(self, now: float) -> Mapping[str, Mapping[str, float]]:
         return {
             tenant: {

@@ -20,6 +20,8 @@ ERROR_HELD = 1 << 20
 ReadReply = Callable[[bytes], Usage | None]
 Begun = Callable[[bytes], None]
 """Called with the first bytes for the client, before they are sent."""
+Beat = Callable[[], None]
+"""Called whenever whole events of a stream go to the client: it is on the path of every token."""
 
 
 class Forward:
@@ -27,6 +29,7 @@ class Forward:
     once the reply is known as a stream of events."""
 
     __slots__ = (
+        "_beat",
         "_begun",
         "_client",
         "_connection",
@@ -48,6 +51,7 @@ class Forward:
         read_reply: ReadReply,
         tap: Tap,
         begun: Begun,
+        beat: Beat,
     ) -> None:
         self._client = client
         self._connection = connection
@@ -55,6 +59,7 @@ class Forward:
         self._head = head
         self._read_reply = read_reply
         self._begun = begun
+        self._beat = beat
         self.events = False
         self.tap = tap
         self.usage: Usage | None = None
@@ -128,17 +133,17 @@ class Forward:
             await connection.wait()
 
     async def _stream(self, content_type: bytes) -> None:
-        client, connection, tap = self._client, self._connection, self.tap
+        client, connection = self._client, self._connection
         direct = client if isinstance(client, Request) else None
         while True:
             if direct is not None:
                 await direct.drain()
             data = connection.take()
             if data:
-                data = tap.feed(data)
+                data = self._feed(data)
             complete = connection.complete
             if complete:
-                data += tap.finish()
+                data += self.tap.finish()
             if data or complete:
                 # Not before: until an event is whole, a broken engine can still be told by a status.
                 if not client.started:
@@ -157,8 +162,14 @@ class Forward:
 
     def _pour(self, client: Request, data: bytes) -> bool:
         """Bytes of a stream under way, from one socket to the other; false where the client is slow."""
-        client.write(self.tap.feed(data))
+        client.write(self._feed(data))
         return not client.paused
+
+    def _feed(self, data: bytes) -> bytes:
+        data = self.tap.feed(data)
+        if data:
+            self._beat()
+        return data
 
 
 def _content_type(connection: Connection) -> bytes:

@@ -7,7 +7,7 @@ increment, and a search through its labels.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -63,6 +63,23 @@ class Buckets:
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
+
+
+class Pace:
+    """Observes the intervals between the beats of one stream, in seconds of `clock`."""
+
+    __slots__ = ("_clock", "_intervals", "_last")
+
+    def __init__(self, intervals: Buckets, clock: Callable[[], float]) -> None:
+        self._intervals = intervals
+        self._clock = clock
+        self._last: float | None = None
+
+    def beat(self) -> None:
+        now, last = self._clock(), self._last
+        if last is not None:
+            self._intervals.observe(now - last)
+        self._last = now
 
 
 class Histogram(Collector):

@@ -3,20 +3,40 @@ configuration and fixed words, never what a client sent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from engines.fleet import Fleet
 from gateway.limits import Store
-from gateway.telemetry.counters import Buckets, Count, Counter, Histogram
+from gateway.telemetry.counters import Buckets, Count, Counter, Histogram, Pace
 from gateway.telemetry.record import Record
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+BETWEEN_TOKENS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.015,
+    0.02,
+    0.03,
+    0.04,
+    0.06,
+    0.08,
+    0.1,
+    0.15,
+    0.25,
+    0.5,
+    1,
+    5,
+    10,
+)
+LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 DECISION = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0004, 0.001, 0.005, 0.025, 0.1)
 STATES = ("starting", "ready", "suspect", "down")
 
@@ -57,7 +77,11 @@ class FleetCollector(Collector):
         leases = GaugeMetricFamily(
             "dualgauge_leases", "Reservations that are not settled", self._store.in_use()
         )
-        return (state, running, waiting, kv, flight, leases)
+        up = GaugeMetricFamily("dualgauge_store_up", "1 while the store of leases answers", self._store.up())
+        fallback = CounterMetricFamily(
+            "dualgauge_store_fallback", "Reservations made while the store was down", self._store.fallbacks()
+        )
+        return (state, running, waiting, kv, flight, leases, up, fallback)
 
 
 class Metrics:
@@ -83,6 +107,12 @@ class Metrics:
             FIRST_TOKEN,
             "tier",
         )
+        self._between = self._histogram(
+            "dualgauge_inter_token_seconds",
+            "Between what a stream brought at one time and at the next",
+            BETWEEN_TOKENS,
+            "tier",
+        )
         self._whole = self._histogram(
             "dualgauge_request_seconds", "From the request to its end", LATENCY, "dialect", "tier"
         )
@@ -94,6 +124,9 @@ class Metrics:
         ).labels()
         self._decision = self._histogram(
             "dualgauge_decision_seconds", "Measuring signals and deciding", DECISION
+        ).labels()
+        self._lag = self._histogram(
+            "dualgauge_loop_lag_seconds", "How late the event loop's timers fire", LAG
         ).labels()
         self._policy = Gauge(
             "dualgauge_policy_info", "1 for the policy in force", ["hash"], registry=self.registry
@@ -145,6 +178,13 @@ class Metrics:
 
     def overhead(self, seconds: float) -> None:
         self._overhead.observe(seconds)
+
+    def pace(self, tier: str, clock: Callable[[], float]) -> Pace:
+        """For one stream of this tier, to be told whenever bytes of it go to the client."""
+        return Pace(self._between.labels(tier), clock)
+
+    def lag(self, seconds: float) -> None:
+        self._lag.observe(seconds)
 
     def policy(self, hash_: str) -> None:
         self._policy.clear()

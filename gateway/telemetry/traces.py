@@ -155,7 +155,7 @@ def _own_attributes(record: Record) -> dict[str, Any]:
         "dualgauge.engine": record.engine,
         "dualgauge.precision": record.precision,
         "dualgauge.rule": record.rule,
-        "dualgauge.reason": record.reason,
+        "dualgauge.reason": "; ".join(filter(None, (record.reason, record.moved_because))),
         "dualgauge.policy_hash": record.policy_hash,
         "dualgauge.tenant": record.tenant,
     }
