@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from engines import launch_child, runfile
+from engines.address import Address
 
 if TYPE_CHECKING:
     import httpx2
 
 HEALTH_EVERY = 0.25
+TAKEN_TIMEOUT = 1.0
 WARM_UP_TIMEOUT = 180.0
 TAIL = 256 * 1024
 AGAIN = "--- started again ---\n"
@@ -132,6 +134,21 @@ class ProcessLauncher:
             theirs.close()
             raise
         return KeptChild(keeper, int(answer or b"0"), ours)
+
+
+async def taken(url: str) -> bool:
+    """Whether some process accepts connections there already."""
+    address = Address.parse(url)
+    try:
+        async with asyncio.timeout(TAKEN_TIMEOUT):
+            if address.uds is not None:
+                _, writer = await asyncio.open_unix_connection(address.uds)
+            else:
+                _, writer = await asyncio.open_connection(address.host, address.port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def rotate(log: Path) -> None:

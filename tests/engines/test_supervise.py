@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -364,3 +365,16 @@ def test_kill_ends_everything_while_a_stop_waits(world: World) -> None:
     asyncio.run(kill())
     assert world.journal[-1] == "kill fast-0"
     assert world.last("fast-0").state == "stopped"
+
+
+def test_a_port_that_another_process_serves_is_not_taken_for_ours(tmp_path: Path) -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        world = World(tmp_path)
+        async with server:
+            with pytest.raises(StartError, match="another process answers"):
+                await world.supervisor.start(replace(world.unit("fast-0"), url=url))
+        assert world.launcher.children == []
+
+    asyncio.run(main())
