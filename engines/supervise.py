@@ -115,11 +115,11 @@ class Supervisor:
         unit = kept.unit
         lock = self._devices.setdefault(unit.device, asyncio.Lock())
         async with lock:
-            self._set(kept, state="starting", pid=None, keeper=None)
             if await launch.taken(unit.url):
                 # Its answers would be taken for our own process's.
                 what = f"was not started: another process answers at {unit.url}; end it, or change the port"
                 raise StartError(unit.name, what, unit.log)
+            self._set(kept, state="starting", pid=None, keeper=None)
             child = await self._launch(unit)
             kept.child = child
             self._set(kept, pid=child.pid, keeper=child.keeper)
