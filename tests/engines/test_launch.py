@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -58,7 +59,18 @@ def run(command: Command, log: Path, use: Callable[[KeptChild], Awaitable[None]]
         return child.keeper.pid
 
     session = asyncio.run(go())
-    assert subprocess.run(["pgrep", "-s", str(session)], check=False).returncode == 1
+    assert members(session) == []
+
+
+def members(session: int) -> list[str]:
+    """Pids of what runs in a session."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                found.append(stat.parent.name)
+    return found
 
 
 def test_output_goes_to_the_log_and_the_exit_code_comes_back(tmp_path: Path) -> None:
