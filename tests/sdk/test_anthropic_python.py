@@ -14,6 +14,7 @@ from tests.sdk.front import CITY, CODE, CRITICAL, KEY, LONG, PROSE, SINGLE_KEY, 
 
 PROMPT = [{"role": "user", "content": PROSE}]
 SYSTEM = [{"type": "text", "text": "Answer in one word."}, {"type": "text", "text": "Be kind."}]
+COLD = {"temperature": 0}
 WEATHER = {"name": "weather", "description": "The weather in a city", "input_schema": CITY, "strict": True}
 
 
@@ -69,7 +70,7 @@ def test_headers_of_a_raw_reply_tell_the_decision(claude: Anthropic) -> None:
 
 
 def test_a_stream(claude: Anthropic) -> None:
-    with claude.messages.stream(model=MODEL, max_tokens=8, messages=PROMPT, temperature=0) as stream:
+    with claude.messages.stream(model=MODEL, max_tokens=8, messages=PROMPT, extra_body=COLD) as stream:
         events = [event.type for event in stream]
         final = stream.get_final_message()
     assert events[0] == "message_start"
