@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.errors import InvalidKey
-from gateway.identity import Keyring, parse_keys, presented_key
+from gateway.identity import Keyring, Known, parse_keys, presented_key
 from policies.document import ProblemsError
 
 SHA = hashlib.sha256(b"sk-hashed").hexdigest()
@@ -14,7 +14,8 @@ NOW = 1_800_000_000.0
 
 
 def read(text: str, *, loopback: bool = True) -> Keyring:
-    return parse_keys(text, "keys.yaml", tiers=("fast", "exact"), loopback=loopback)
+    known = Known(tiers=("fast", "exact"), plans=("default", "trial"), models=("smollm2", "smollm2:fast"))
+    return parse_keys(text, "keys.yaml", known, loopback=loopback)
 
 
 def test_a_key_is_found_by_its_digest_or_in_plain() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gateway import app
 from tests.support.client import Wire, ask, until
 from tests.support.engine import FakeEngine, engines, reply
 from tests.support.serving import Served, serving
@@ -62,7 +63,8 @@ async def counted(served: Served, engine: FakeEngine) -> AsyncIterator[None]:
     await until(lambda: state() == before)
 
 
-async def test_500_streams_at_once(tmp_path: Path) -> None:
+async def test_500_streams_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "EXTERNAL_IDLE_SECONDS", 60.0)
     everybody = asyncio.Event()
     chunks = events(CHAT.stream)
 

@@ -116,9 +116,11 @@ async def serving(
     """Run a gateway; with `wait`, until every engine of it was found ready."""
     gateway = make(folder, tiers, **options)
     async with running(gateway), _listening(Public(gateway), admin_app(gateway, reload)) as (public, admin):
+        served = Served(gateway, public, admin, folder)
         if wait:
-            await until(lambda: all(engine.ready for engine in gateway.fleet.engines))
-        yield Served(gateway, public, admin, folder)
+            # And no probe is under way, whose connection a test's request could meet.
+            await until(lambda: all(engine.ready for engine in gateway.fleet.engines) and not served.lent)
+        yield served
 
 
 @contextlib.asynccontextmanager
