@@ -210,7 +210,7 @@ async def test_a_broken_stream_is_charged_by_the_tokens_that_came(tmp_path: Path
     async with engines(engine), serving(tmp_path, {"fast": engine}, policy=METERED) as served:
         await ask(served.port, CHAT.path, CHAT.ask(stream=True, max_tokens=5000))
         used = estimate_prompt([message["content"] for message in CHAT.body["messages"]]) + 5
-        assert 100_000 - used <= tokens_left(served) < 100_000 - used + 5
+        assert 100_000 - used <= tokens_left(served) < 100_000 - used + 30
         assert served.clean
 
 
