@@ -100,7 +100,10 @@ class Dispatch:
         """
         upstream = self._gateway.upstreams[engine.spec.name]
         payload = self._build(engine)
-        self._record.attempts += 1
+        record, spec = self._record, engine.spec
+        # Noted before it answers: whoever looks for what an engine broke or kept waiting must find its name.
+        record.tier, record.engine, record.precision = spec.tier, spec.name, spec.precision
+        record.attempts += 1
         engine.in_flight += 1
         self.engine = engine
         self._pool = upstream.pool
@@ -114,6 +117,7 @@ class Dispatch:
             if self.connection is not None:
                 upstream.pool.release(self.connection)
                 self.connection = None
+            self._record.attempts += 1
             return await self._exchange(upstream, payload, fresh=True)
         except LostLate as exc:
             self.release()

@@ -268,7 +268,7 @@ class Exchange:
         assert self._tenant is not None
         self._dispatch = dispatch = Dispatch(self._gateway, self.record, self._builder(path), self._read_at)
         engine, _ = await dispatch.place(decision, self._tenant)
-        self._note(engine, dispatch.because, decision)
+        self._note_move(engine.spec.tier, dispatch.because, decision)
 
     def _builder(self, path: str) -> Build:
         method, headers, request = self._client.method, self._upstream_headers(), self._request
@@ -294,13 +294,10 @@ class Exchange:
                 lines += b"tracestate: %b\r\n" % ids.state
         return lines
 
-    def _note(self, engine: Engine, because: str, decision: Decision | None) -> None:
-        record, spec = self.record, engine.spec
-        record.tier, record.engine, record.precision = spec.tier, spec.name, spec.precision
+    def _note_move(self, tier: str, because: str, decision: Decision) -> None:
         if because and because != placement.WAITED:
-            record.moved_because = because
-            fleet = self._gateway.fleet
-            record.degraded = decision is not None and fleet.less_precise(spec.tier, decision.tier)
+            self.record.moved_because = because
+            self.record.degraded = self._gateway.fleet.less_precise(tier, decision.tier)
 
     # relay bytes
 
@@ -374,7 +371,6 @@ class Exchange:
                 continue
             try:
                 await dispatch.ask(engine)
-                self._note(engine, "", None)
                 await self._relay()
             except (ConnectFailed, LostEarly) as exc:
                 refused = NothingReady(f"engine {engine.spec.name}: {exc}", retry_after=2)
