@@ -16,6 +16,7 @@ from gateway.relay.upstream import Connection, LostLate, TimedOut
 
 JSON_HELD = 8 << 20
 ERROR_HELD = 1 << 20
+EVENTS = b"text/event-stream"
 
 ReadReply = Callable[[bytes], Usage | None]
 Begun = Callable[[bytes], None]
@@ -73,7 +74,7 @@ class Forward:
                 body = await self._whole(ERROR_HELD)
                 raise replies.error_from(connection.status, body or b"", self._engine)
             content_type = _content_type(connection)
-            if content_type.startswith(b"text/event-stream"):
+            if content_type[: len(EVENTS)].lower() == EVENTS:
                 self.events = True
                 await self._stream(content_type)
             else:

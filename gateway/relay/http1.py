@@ -35,6 +35,7 @@ STATUS_LINES = {
     for phrase in [http.HTTPStatus(status).phrase if status in set(http.HTTPStatus) else "Status"]
 }
 LAST_CHUNK = b"0\r\n\r\n"
+TOO_LARGE = "the request's head is larger than 64 KiB"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 ERROR = '{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
 
@@ -47,6 +48,7 @@ class Request(Client):
     __slots__ = (
         "_connection",
         "_head",
+        "_hesitates",
         "_http10",
         "_limit",
         "_parts",
@@ -74,6 +76,7 @@ class Request(Client):
         self.answered = False
         self.complete = False
         self.keep_alive = keep_alive and not http10
+        self._hesitates = (self.header(b"expect") or b"").lower() == b"100-continue"
         self.task: asyncio.Task[None] | None = None
 
     # what the connection reports
@@ -118,7 +121,8 @@ class Request(Client):
 
     async def _rest(self, limit: int) -> None:
         connection = self._connection
-        if (self.header(b"expect") or b"").lower() == b"100-continue":
+        if self._hesitates:
+            self._hesitates = False
             connection.write(CONTINUE)
         self._limit = limit
         while not self.complete and self.size <= limit:
@@ -174,6 +178,9 @@ class Request(Client):
 
     async def reply(self, status: int, head: Head, body: bytes) -> None:
         self.started = True
+        if self._hesitates and not self.complete:
+            # The body is not coming any more: what comes next would be taken for it.
+            self.keep_alive = False
         if not self.gone:
             shown = b"" if self.method == "HEAD" else body
             tail = b"content-length: %d\r\n\r\n%b" % (len(body), shown)
@@ -206,14 +213,14 @@ class Connection(asyncio.Protocol):
         self._state = server_state
         self._idle_seconds = config.timeout_keep_alive
         self.loop = _loop or asyncio.get_running_loop()
-        self._parser = httptools.HttpRequestParser(self)
-        with contextlib.suppress(AttributeError):
-            # A request with `connection: close` may be followed by bytes: its reply still goes out.
-            self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._parser = self._new_parser()
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self._url = b""
         self._headers: Headers = []
         self._head_size = 0
+        # Bytes that were fed to the parser since it last had something to say: it holds a header that does
+        # not end, and tells nobody.
+        self._unread = 0
         self._reading: Request | None = None
         self._running: Request | None = None
         self._waiting: deque[Request] = deque()
@@ -248,15 +255,39 @@ class Connection(asyncio.Protocol):
         self._parser = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
+        self._unread += len(data)
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # No other protocol is spoken here: the request is answered as it is, then nothing more is read.
-            if self._reading is not None:
-                self._reading.keep_alive = False
-                self._reading.ended()
+            while data and not self.transport.is_closing():
+                data = self._feed(data)
         except httptools.HttpParserError:
             self._refuse(400, "this is not HTTP/1.1")
+            return
+        if self._unread > HEAD_LIMIT:
+            self._refuse(431, TOO_LARGE)
+
+    def _feed(self, data: bytes) -> bytes:
+        """Have the parser read; returns what it is still to be given."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # No other protocol is spoken here, and a server may ignore the wish (RFC 9110, section 7.8). The
+            # parser may not: it would take the body for the other protocol's. So the head is read again.
+            parser, self._parser = self._parser, self._new_parser()
+            lines = [b"%b: %b\r\n" % header for header in self._headers if header[0] != b"upgrade"]
+            start = b"%b %b HTTP/%b\r\n" % (
+                parser.get_method(),
+                self._url,
+                parser.get_http_version().encode("ascii"),
+            )
+            return b"%b%b\r\n%b" % (start, b"".join(lines), data[upgrade.args[0] :])
+        return b""
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        with contextlib.suppress(AttributeError):
+            # A request with `connection: close` may be followed by bytes: its reply still goes out.
+            parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     def eof_received(self) -> None:
         return None
@@ -302,16 +333,21 @@ class Connection(asyncio.Protocol):
     def _bound(self, size: int) -> None:
         self._head_size += size
         if self._head_size > HEAD_LIMIT:
-            self._refuse(431, "the request's head is larger than 64 KiB")
+            self._refuse(431, TOO_LARGE)
 
     def on_headers_complete(self) -> None:
         parser = self._parser
-        if self.transport.is_closing():
-            return
+        self._unread = 0
         method = parser.get_method().decode("ascii")
+        if method == "CONNECT":
+            self._refuse(405, "this is no proxy: CONNECT is not served")
+        if self.transport.is_closing() or parser.should_upgrade():
+            return
         http10 = parser.get_http_version() == "1.0"
         request = Request(self, method, self._path(), self._headers, parser.should_keep_alive(), http10)
         self._reading = request
+        # What comes as a trailer is no part of the head: by then it has been read.
+        self._headers = []
         if self._running is None:
             self._run(request)
             return
@@ -327,6 +363,7 @@ class Connection(asyncio.Protocol):
         return unquote(path) if "%" in path else path
 
     def on_body(self, body: bytes) -> None:
+        self._unread = 0
         request = self._reading
         if request is None:
             return
@@ -336,6 +373,7 @@ class Connection(asyncio.Protocol):
             self._refuse(413, "too much is pipelined")
 
     def on_message_complete(self) -> None:
+        self._unread = 0
         if self._reading is not None:
             self._reading.ended()
 

@@ -13,7 +13,8 @@ import msgspec
 
 # An event longer than this is passed on in parts: a bound on memory matters more than whole events.
 HOLD_LIMIT = 1 << 20
-USAGE_KEY = b'"usage":'
+# Without the colon, which may stand apart. Inside a text its quotes are escaped: it does not match there.
+USAGE_KEY = b'"usage"'
 
 
 @dataclass(slots=True)

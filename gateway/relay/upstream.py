@@ -137,6 +137,8 @@ class Connection(asyncio.Protocol):
         self._active_at = self._loop.time()
         try:
             self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._fail("it switched to another protocol, which nobody asked for")
         except httptools.HttpParserError as exc:
             self._fail(f"not HTTP: {exc}")
         if not self.headed:
