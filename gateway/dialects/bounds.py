@@ -21,9 +21,15 @@ def _at_most(name: str, what: str, value: int, most: int, setting: str) -> None:
         raise InvalidRequest(f"{what} must be at most {most} (bounds.{setting})", param=name)
 
 
+def _whole(name: str, value: Any) -> int:
+    # Engines read 1e9 and "1000000000" as the integer too: what is no integer must not pass by the bound.
+    if not isinstance(value, int) or value < 0:
+        raise InvalidRequest(f"{name} must be an integer, and not negative", param=name)
+    return value
+
+
 def _answers(name: str, value: Any, _: Body, bounds: Bounds) -> None:
-    if isinstance(value, int):
-        _at_most(name, name, value, bounds.n, "n")
+    _at_most(name, name, _whole(name, value), bounds.n, "n")
 
 
 def _stops(name: str, value: Any, _: Body, bounds: Bounds) -> None:
@@ -32,8 +38,8 @@ def _stops(name: str, value: Any, _: Body, bounds: Bounds) -> None:
 
 
 def _logprobs(name: str, value: Any, _: Body, bounds: Bounds) -> None:
-    if isinstance(value, int) and not isinstance(value, bool):
-        _at_most(name, name, value, bounds.logprobs, "logprobs")
+    if not isinstance(value, bool):
+        _at_most(name, name, _whole(name, value), bounds.logprobs, "logprobs")
 
 
 def _prompts(name: str, value: Any, _: Body, bounds: Bounds) -> None:

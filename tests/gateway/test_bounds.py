@@ -30,6 +30,11 @@ BIG = {"type": "json_schema", "json_schema": {"schema": {"description": "x" * (6
         ("guided_json", BIG),
         ("structured_outputs", BIG),
         ("prompt_embeds", "gASVAAAA"),
+        ("best_of", 1e9),
+        ("best_of", "1000000000"),
+        ("top_logprobs", 1000.0),
+        ("prompt_logprobs", "1000"),
+        ("prompt_logprobs", -1),
     ],
 )
 def test_too_much_is_refused_by_name(field: str, value: object) -> None:
