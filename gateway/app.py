@@ -15,12 +15,13 @@ from engines.health import Schedule, Watch
 from engines.spec import EngineSpec
 from gateway.admin import admin_app
 from gateway.config import SHIPPED_POLICY, Config
-from gateway.identity import read_keys
+from gateway.files import read_text
+from gateway.identity import Known, read_keys
 from gateway.limits.memory import MemoryStore
 from gateway.pipeline import Exchange
 from gateway.relay.client import AsgiClient, Client, Receive, Scope, Send
 from gateway.relay.fetch import fetch
-from gateway.runtime import Gateway, RetryBudget, Snapshot, StoredReplies, Upstream
+from gateway.runtime import Gateway, RetryBudget, Snapshot, StoredReplies, Upstream, model_names
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.traces import Tracer, otlp_tracer
@@ -38,7 +39,7 @@ FILE_POLL_SECONDS = 1.0
 
 
 def read_policy(config: Config) -> Policy:
-    """The policy of a deployment. Raises ProblemsError, OSError."""
+    """The policy of a deployment. Raises ProblemsError."""
     if SHIPPED_POLICY.fullmatch(config.policy):
         try:
             text, file = shipped(config.policy)
@@ -46,22 +47,22 @@ def read_policy(config: Config) -> Policy:
             message = unknown("policy", config.policy, SHIPPED)
             raise ProblemsError([Diagnostic(str(config.path), 1, 1, "error", message)]) from None
     else:
-        path = Path(config.policy)
-        text, file = path.read_text("utf-8"), str(path)
+        text, file = read_text(Path(config.policy)), config.policy
     return compile_policy(text, file, tiers=config.tiers)
 
 
 def read_snapshot(config: Config) -> Snapshot:
-    """Policy and keys as they stand now. Raises ProblemsError, OSError."""
+    """Policy and keys as they stand now. Raises ProblemsError."""
     policy = read_policy(config)
-    keyring = read_keys(config.keys, tiers=config.tiers, loopback=config.listen.loopback)
+    known = Known(tiers=config.tiers, plans=tuple(policy.plans), models=tuple(model_names(config)))
+    keyring = read_keys(config.keys, known, loopback=config.listen.loopback)
     for warning in (*policy.warnings, *keyring.warnings):
         logger.warning("%s", warning)
     return Snapshot(policy, keyring)
 
 
 def build(config: Config, tracer: Tracer | None = None) -> Gateway:
-    """A gateway that is ready to be run. Raises ProblemsError, OSError."""
+    """A gateway that is ready to be run. Raises ProblemsError."""
     clock = time.monotonic
     rand = random.Random()  # noqa: S311 - ids and sampling, no secrets
     fleet = Fleet(config.engines, config.tiers)
@@ -111,7 +112,7 @@ def reload(gateway: Gateway) -> str | None:
     """Read policy and keys again; None, or why the old ones were kept."""
     try:
         snapshot = read_snapshot(gateway.config)
-    except (ProblemsError, OSError, UnicodeDecodeError) as exc:
+    except ProblemsError as exc:
         gateway.reload_error = str(exc)
         gateway.metrics.reload_failed("policy or keys")
         logger.error("reload refused, the old files stay in force:\n%s", exc)

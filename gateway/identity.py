@@ -8,16 +8,20 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from gateway.config import NAME, Part
 from gateway.errors import InvalidKey
-from policies.document import Diagnostic, ProblemsError, convert, load, unknown
+from gateway.files import read_text
+from policies.document import Diagnostic, Document, ProblemsError, convert, load, unknown
+from policies.document import Path as Where
 
 ANONYMOUS = "anonymous"
+DEFAULT_PLAN = "default"
 _NO_DIGEST = b"\0" * 32
 DIGEST_BYTES = 32
 
@@ -26,7 +30,7 @@ class Tenant(msgspec.Struct, frozen=True):
     """`tiers` and `models` are what it may use, None: all. `expires` is a Unix time."""
 
     name: str
-    plan: str = "default"
+    plan: str = DEFAULT_PLAN
     tags: frozenset[str] = frozenset()
     tiers: frozenset[str] | None = None
     models: frozenset[str] | None = None
@@ -41,7 +45,7 @@ class _Key(Part, frozen=True):
     name: str
     sha256: str | None = None
     key: str | None = None
-    plan: str = "default"
+    plan: str = DEFAULT_PLAN
     tags: list[str] = msgspec.field(default_factory=list)
     tiers: list[str] | None = None
     models: list[str] | None = None
@@ -51,6 +55,28 @@ class _Key(Part, frozen=True):
 
 class _File(Part, frozen=True):
     keys: list[_Key]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a key may name. A plan that is not there would be one without limits: only `default`, which is
+    every key's that names none, may be missing. A model may be another deployment's with the same keys."""
+
+    tiers: Collection[str]
+    plans: Collection[str]
+    models: Collection[str]
+
+    def problems(self, document: Document, at: Where, key: _Key) -> Iterator[Diagnostic]:
+        """What is named in the key at `at` and not known."""
+        if key.plan not in self.plans and key.plan != DEFAULT_PLAN:
+            yield document.problem((*at, "plan"), unknown("plan", key.plan, self.plans))
+        for position, tier in enumerate(key.tiers or ()):
+            if tier not in self.tiers:
+                yield document.problem((*at, "tiers", position), unknown("tier", tier, self.tiers))
+        for position, model in enumerate(key.models or ()):
+            if model not in self.models:
+                message = unknown("model", model, self.models)
+                yield document.problem((*at, "models", position), message, severity="warning")
 
 
 class Keyring:
@@ -93,14 +119,14 @@ def presented_key(headers: list[tuple[bytes, bytes]]) -> bytes | None:
     return from_header
 
 
-def read_keys(path: Path | None, *, tiers: tuple[str, ...], loopback: bool) -> Keyring:
-    """Load a key file. Raises ProblemsError, OSError."""
+def read_keys(path: Path | None, known: Known, *, loopback: bool) -> Keyring:
+    """Load a key file. Raises ProblemsError."""
     if path is None:
         return Keyring(None)
-    return parse_keys(path.read_text("utf-8"), str(path), tiers=tiers, loopback=loopback)
+    return parse_keys(read_text(path), str(path), known, loopback=loopback)
 
 
-def parse_keys(text: str, file: str, *, tiers: tuple[str, ...], loopback: bool) -> Keyring:
+def parse_keys(text: str, file: str, known: Known, *, loopback: bool) -> Keyring:
     """A keyring from the text of a key file. Raises ProblemsError."""
     document = load(text, file)
     problems: list[Diagnostic] = []
@@ -114,9 +140,7 @@ def parse_keys(text: str, file: str, *, tiers: tuple[str, ...], loopback: bool) 
         if key.name in names:
             problems.append(document.problem((*at, "name"), f"`{key.name}` is another key's name already"))
         names.add(key.name)
-        for position, tier in enumerate(key.tiers or ()):
-            if tier not in tiers:
-                problems.append(document.problem((*at, "tiers", position), unknown("tier", tier, tiers)))
+        problems.extend(known.problems(document, at, key))
         digest = _NO_DIGEST
         expires: float | None = None
         try:

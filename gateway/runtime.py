@@ -95,5 +95,9 @@ class Gateway:
     names: dict[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        model = self.config.model
-        self.names = {model: None, **{f"{model}:{tier}": tier for tier in self.config.tiers}}
+        self.names = model_names(self.config)
+
+
+def model_names(config: Config) -> dict[str, str | None]:
+    """The names that applications may ask for, each with the tier that it pins, None where it is routed."""
+    return {config.model: None, **{f"{config.model}:{tier}": tier for tier in config.tiers}}
