@@ -372,8 +372,10 @@ class Exchange:
             try:
                 await dispatch.ask(engine)
                 await self._relay()
-            except (ConnectFailed, LostEarly) as exc:
+            except ConnectFailed as exc:
                 refused = NothingReady(f"engine {engine.spec.name}: {exc}", retry_after=2)
+            except LostEarly as exc:
+                refused = EngineBroke(f"engine {engine.spec.name} broke off: {exc}")
             except EngineRefused as exc:
                 refused = exc
             else:

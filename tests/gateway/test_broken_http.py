@@ -143,3 +143,11 @@ async def test_a_retry_on_a_fresh_connection_is_an_attempt(tmp_path: Path) -> No
         before = engine.generations
         assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 502
         assert engine.generations - before == served.gateway.config.retries.attempts
+
+
+async def test_an_engine_that_breaks_off_over_a_stored_reply_is_a_502(tmp_path: Path) -> None:
+    engine = FakeEngine(close)
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        answer = await get(served.port, "/v1/responses/resp_1")
+        assert answer.status == 502
+        check_openai(answer.json["error"])
