@@ -34,6 +34,7 @@ def status_body(gateway: Gateway) -> dict[str, object]:
     return {
         "model": gateway.config.model,
         "draining": gateway.draining,
+        "restart_needed": gateway.restart_needed,
         "tiers": {tier: missing.get(tier, "ready") for tier in gateway.config.tiers},
         "engines": [
             {
@@ -92,7 +93,8 @@ def admin_app(gateway: Gateway, reload: Callable[[Gateway], str | None]) -> Star
         problem = reload(gateway)
         if problem is not None:
             return _error(400, problem)
-        return _json({"policy": gateway.snapshot.policy.hash})
+        policy = gateway.snapshot.policy.hash
+        return _json({"policy": policy, "restart_needed": gateway.restart_needed})
 
     async def not_found(request: Request, _: Exception) -> Response:
         return _error(404, f"there is no {request.method} {request.url.path} here")

@@ -114,7 +114,7 @@ def reload(gateway: Gateway) -> str | None:
         snapshot = read_snapshot(gateway.config)
     except ProblemsError as exc:
         gateway.reload_error = str(exc)
-        gateway.metrics.reload_failed("policy or keys")
+        gateway.metrics.reload_failed(_which_file(gateway.config, exc))
         logger.error("reload refused, the old files stay in force:\n%s", exc)
         return gateway.reload_error
     if snapshot.policy.hash != gateway.snapshot.policy.hash:
@@ -123,6 +123,11 @@ def reload(gateway: Gateway) -> str | None:
     gateway.reload_error = None
     gateway.metrics.policy(snapshot.policy.hash)
     return None
+
+
+def _which_file(config: Config, problems: ProblemsError) -> str:
+    keys = config.keys is not None and any(d.file == str(config.keys) for d in problems.diagnostics)
+    return "keys" if keys else "policy"
 
 
 @contextlib.asynccontextmanager
@@ -161,12 +166,17 @@ async def _watch_files(gateway: Gateway) -> None:
     if not SHIPPED_POLICY.fullmatch(config.policy):
         files.append(Path(config.policy))
     before = [_stamp(file) for file in files]
-    while files:
+    started_with = _stamp(config.path)
+    while True:
         await asyncio.sleep(FILE_POLL_SECONDS)
         now = [_stamp(file) for file in files]
         if now != before:
             before = now
             reload(gateway)
+        changed = _stamp(config.path) != started_with
+        if changed and not gateway.restart_needed:
+            logger.warning("%s was changed: restart needed, it is read at the start only", config.path)
+        gateway.restart_needed = changed
 
 
 def _stamp(file: Path) -> tuple[int, int, int] | None:

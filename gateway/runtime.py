@@ -92,6 +92,7 @@ class Gateway:
     rand: random.Random
     draining: bool = False
     reload_error: str | None = None
+    restart_needed: bool = False
     names: dict[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -118,4 +118,7 @@ def reload_command(path: Path) -> None:
         raise _fail(f"no gateway answers at {config.admin.url} ({exc}): is it running?") from None
     if reply.status_code != httpx2.codes.OK:
         raise _fail(reply.json()["error"]["message"])
-    click.echo(f"policy {reply.json()['policy']} is in force")
+    told = reply.json()
+    click.echo(f"policy {told['policy']} is in force")
+    if told.get("restart_needed"):
+        click.echo(f"restart needed: {path} was changed, and is read at the start only")

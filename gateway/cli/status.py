@@ -101,6 +101,7 @@ def status(config: Config, run: Run | None, answer: Mapping[str, Any] | None) ->
             "log": gateway.log if gateway else None,
         },
         "policy": answer.get("policy") if answer else None,
+        "restart_needed": bool(answer and answer.get("restart_needed")),
     }
 
 
@@ -145,6 +146,8 @@ def describe(body: Mapping[str, Any], trouble: str) -> list[str]:
         )
         if policy.get("reload_error"):
             lines.append(f"the policy could not be reloaded:\n{policy['reload_error']}")
+        if body.get("restart_needed"):
+            lines.append(f"restart needed: {body['config']} was changed, and is read at the start only")
     else:
         lines.append(f"gateway: {trouble}")
     return lines

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HEAD_LIMIT = 64 * 1024
 HEADER_FRAME = len(b": \r\n")
 PIPELINED = 16
+LINGER_SECONDS = 0.3
 PIPELINED_BYTES = 1 << 20
 # A client that takes none of a waiting reply's bytes for so long is gone: no timeout of an engine ends that.
 STALLED_SECONDS = 120.0
@@ -227,6 +228,7 @@ class Connection(asyncio.Protocol):
         self._idle_since = self.loop.time()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
+        self._linger: asyncio.TimerHandle | None = None
         self._unsent = 0
         self._drained: asyncio.Event | None = None
         self._own_headers: list[tuple[bytes, bytes]] = []
@@ -242,7 +244,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._state.connections.discard(self)
-        for timer in (self._idle_timer, self._stall):
+        for timer in (self._idle_timer, self._stall, self._linger):
             if timer is not None:
                 timer.cancel()
         self._idle_timer = self._stall = None
@@ -440,8 +442,15 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """The server stops: an idle connection ends now, another with its reply."""
-        if self._running is None:
-            self.transport.close()
-        else:
+        """The server stops: a request that is running ends its connection. An idle one stays a little, and
+        while others run: a client that was about to use it is told so, not cut off."""
+        if self._running is not None:
             self._running.keep_alive = False
+        else:
+            self._linger = self.loop.call_later(LINGER_SECONDS, self._end_idle)
+
+    def _end_idle(self) -> None:
+        if self._running is None and self._state.tasks:
+            self._linger = self.loop.call_later(LINGER_SECONDS, self._end_idle)
+        elif self._running is None:
+            self.transport.close()

@@ -145,7 +145,7 @@ async def test_the_admin_port_reloads_and_says_what_is_wrong(
         assert await rule(served) == "everything else"
         (tmp_path / "policy.yaml").write_text(RENAMED)
         answer = await ask(served.admin, "/admin/reload")
-        assert answer.json == {"policy": served.gateway.snapshot.policy.hash}
+        assert answer.json["policy"] == served.gateway.snapshot.policy.hash
         assert await rule(served) == "all the rest"
 
 
@@ -194,3 +194,14 @@ async def test_sighup_reloads(tmp_path: Path) -> None:
                 while "policy.yaml:3:29" not in served.log.read_text():
                     await asyncio.sleep(0.01)
             assert served.process.poll() is None
+
+
+async def test_a_changed_deployment_file_needs_a_restart(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    (tmp_path / "dualgauge.yaml").write_text("# as it was\n")
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        assert (await get(served.admin, "/admin/status")).json["restart_needed"] is False
+        await asyncio.sleep(0.05)
+        (tmp_path / "dualgauge.yaml").write_text("# changed since\n")
+        await until(lambda: served.gateway.restart_needed)
+        assert (await get(served.admin, "/admin/status")).json["restart_needed"] is True

@@ -80,6 +80,26 @@ async def test_a_running_stream_completes(tmp_path: Path, number: signal.Signals
         assert "Traceback" not in served.log.read_text()
 
 
+async def test_an_idle_connection_is_told_while_others_end(tmp_path: Path) -> None:
+    engine = FakeEngine(stream(b"data: {}\n\n", CHAT.stream, between=1.5))
+    async with engines(engine):
+        with process(tmp_path, {"fast": engine}) as served:
+            await ready(served)
+            async with await Wire.open(served.port) as wire, await Wire.open(served.port) as idle:
+                idle.send("/v1/models", method="GET")
+                assert (await idle.reply()).status == 200
+                wire.send(CHAT.path, ASKED)
+                await wire.until(b"data: {}\n\n")
+                served.process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.8)
+                idle.send(CHAT.path, CHAT.ask())
+                answer = await idle.reply()
+                check_error(answer, 503)
+                assert answer.headers["connection"] == "close"
+                assert (await wire.reply()).complete
+            assert await ended(served, 5) == 0
+
+
 async def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
     engine = FakeEngine(stream(b"data: {}\n\n", end="hang"))
     async with engines(engine):
