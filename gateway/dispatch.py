@@ -73,7 +73,9 @@ class Dispatch:
                     continue
                 except LostEarly as exc:
                     if not self._may_retry():
-                        fleet.failed(engine, str(exc))
+                        if fleet.pick(step.tier, [engine]) is not None:
+                            # It may be the request's fault: the last engine of a tier stays.
+                            fleet.failed(engine, str(exc))
                         raise EngineBroke(f"engine {engine.spec.name} broke off: {exc}") from exc
                     if fleet.pick(step.tier, [*tried, engine]) is not None:
                         tried.append(engine)

@@ -176,7 +176,6 @@ async def test_c15_a_pooled_connection_that_closes_on_use_is_replaced(tmp_path: 
         assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
         assert engine.generations == 3
         assert served.engine("fast-0").state == "ready"
-        assert b"dualgauge_retries_total{" not in served.gateway.metrics.text()
 
 
 @pytest.mark.parametrize("end", [reset, close], ids=["reset", "close"])
@@ -189,7 +188,8 @@ async def test_an_engine_that_breaks_off_before_the_head(tmp_path: Path, shape: 
         answer = await ask(served.port, shape.path, shape.ask())
         check_error(answer, 502, shape=shape, code="engine_broke_off")
         assert engine.generations == 3
-        assert served.engine("fast-0").state == "suspect"
+        # It may be the request that breaks it: the only engine of a tier is left to its probes.
+        assert served.engine("fast-0").state == "ready"
         assert served.clean
 
 
