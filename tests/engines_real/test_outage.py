@@ -96,6 +96,7 @@ def _observe(pair: Pair, reader: Reader) -> Outage:
     }
     with pair.client() as client:
         replies["ready"] = client.get("/readyz")
+    until("`up` sees that it ended", lambda: pair.state("exact").pid != before.pid, 60)
     meanwhile = pair.state("exact")
     until("the engine is back", lambda: pair.ready()["exact"] == "ready", RESTART_SECONDS)
     by_return = len(reader.texts)
