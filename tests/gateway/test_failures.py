@@ -388,12 +388,12 @@ async def test_a_slow_client_is_not_an_idle_engine(tmp_path: Path) -> None:
     engine = FakeEngine(stream(whole))
     async with (
         engines(engine),
-        serving(tmp_path, {"fast": engine}, timeouts={"idle": "60ms"}) as served,
+        serving(tmp_path, {"fast": engine}, timeouts={"idle": "400ms"}) as served,
         await Wire.open(served.port) as wire,
     ):
         wire.pause()
         wire.send(CHAT.path, CHAT.ask(stream=True))
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(1)
         wire.resume()
         answer = await wire.reply()
         assert answer.complete
