@@ -91,7 +91,10 @@ def install(
         command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-compile"]
         if resolved:
             options = ["--constraint", str(file), *resolved]
-            _run([*command, *options], len(names), site=site, log=log, progress=progress, hold=hold)
+
+            # How many packages that is, only pip finds out.
+            progress(f"installing {' '.join(resolved)} and what it asks for")
+            _run([*command, *options], 0, site=None, log=log, progress=progress, hold=hold)
         options = [*([] if resolved is None else ["--no-deps"]), "-r", str(file)]
         _run([*command, *options], len(names), site=site, log=log, progress=progress, hold=hold)
 
@@ -167,13 +170,20 @@ def _follow(
     reader.start()
     taken = 0
     installing = False
+
+    def tell(message: str, done: int) -> None:
+        if total:
+            progress(message, min(done, total), total)
+        else:
+            progress(message)
+
     while True:
         try:
             line = lines.get(timeout=_POLL)
         except queue.Empty:
             # pip says nothing while it unpacks; what has arrived can be counted.
             if installing and site is not None:
-                progress("installing", min(total, _arrived(site)), total)
+                tell("installing", _arrived(site))
             continue
         if line is None:
             break
@@ -181,12 +191,12 @@ def _follow(
         output.flush()
         if found := _TAKEN.match(line):
             taken += 1
-            progress("collecting packages", taken, max(taken, total))
+            tell("collecting packages", taken)
         elif found := _LARGE.match(line):
-            progress(f"downloading {found[1]} ({found[2]})", taken, max(taken, total))
+            tell(f"downloading {found[1]} ({found[2]})", taken)
         elif line.startswith(_INSTALLING):
             installing = True
-            progress("installing", 0, total)
+            tell("installing", 0)
     reader.join()
 
 

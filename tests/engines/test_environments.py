@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -163,26 +164,23 @@ def test_what_is_not_whole_is_forgotten(tmp_path: Path, damage: Callable[[Path],
 
 
 def test_a_killed_run_is_taken_up_by_the_next(wheels: Path, home: Path, tmp_path: Path) -> None:
-    go_on = tmp_path / "go on"
+    begun, go_on = tmp_path / "begun", tmp_path / "go on"
     script = textwrap.dedent("""
         import sys
         from pathlib import Path
         from engines import environments
         from engines.recipes import Recipe
 
-        def tell(message, done=None, total=None):
-            print(message, flush=True)
-
-        lock, home, go_on = sys.argv[1:]
-        probe = f"import os, time\\nwhile not os.path.exists({go_on!r}): time.sleep(0.05)"
-        environments.install_recipe(
-            Recipe("kind", "small", lock, 10_000_000, probe), home=Path(home), progress=tell
-        )
+        lock, home, begun, go_on = sys.argv[1:]
+        probe = f"import os, time; open({begun!r}, 'w')\\n"
+        probe += f"while not os.path.exists({go_on!r}): time.sleep(0.05)"
+        environments.install_recipe(Recipe("kind", "small", lock, 10_000_000, probe), home=Path(home))
     """)
-    command = [sys.executable, "-c", script, LOCK, str(home), str(go_on)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path.cwd()) as process:
-        assert process.stdout is not None
-        assert any("checking that it works" in line for line in process.stdout)
+    command = [sys.executable, "-c", script, LOCK, str(home), str(begun), str(go_on)]
+    with subprocess.Popen(command, cwd=Path.cwd()) as process:
+        while not begun.exists():
+            assert process.poll() is None
+            time.sleep(0.05)
         process.send_signal(signal.SIGKILL)
     assert environments.find(a_recipe(), home) is None
 

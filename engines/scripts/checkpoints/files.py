@@ -28,11 +28,16 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def save(folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
-    """Write `config.json`, `generation_config.json` and one safetensors file; floats become bf16."""
+def save(
+    folder: Path, config: dict[str, Any], sampling: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> None:
+    """Write `config.json`, `generation_config.json` and one safetensors file; floats become bf16.
+
+    `sampling` is what a server falls back to where a request says nothing.
+    """
     write_json(folder / "config.json", config)
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    write_json(folder / "generation_config.json", ids)
+    write_json(folder / "generation_config.json", {**ids, **sampling})
     stored = {
         name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous()
         for name, tensor in tensors.items()
