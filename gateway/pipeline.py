@@ -192,6 +192,10 @@ class Exchange:
         check(body, self._gateway.config.bounds)
         self._request = request = self._endpoint.dialect.parse(body)
         self.record.stream = request.stream
+        if request.previous_response_id is not None:
+            found = self._gateway.stored.find(request.previous_response_id)
+            if found is not None and found[1] != self.record.tenant:
+                raise _no_such_reply(request.previous_response_id)
 
     # measure and decide
 
@@ -357,11 +361,12 @@ class Exchange:
         assert tenant is not None
         await self._client.body(gateway.config.bounds.body)
         self._client.watch()
-        found = gateway.stored.find(path.split("/")[3])
+        reply = path.split("/")[3]
+        found = gateway.stored.find(reply)
         if found is not None and found[1] != tenant.name:
-            raise _no_such_reply(path)
+            raise _no_such_reply(reply)
         engines = gateway.fleet.engines if found is None else (gateway.fleet.by_name[found[0]],)
-        refused: GatewayError = _no_such_reply(path)
+        refused: GatewayError = _no_such_reply(reply)
         self._dispatch = dispatch = Dispatch(gateway, self.record, self._builder(quote(path, safe="/")), 0.0)
         for engine in engines:
             if not tenant.may_use(engine.spec.tier):
@@ -453,6 +458,5 @@ def _estimate(request: Request) -> int:
     return estimate_prompt(turn.text for turn in request.conversation().turns)
 
 
-def _no_such_reply(path: str) -> GatewayError:
-    reply = path.split("/")[3]
+def _no_such_reply(reply: str) -> GatewayError:
     return ModelNotFound(f"no reply `{reply[:128]}` is stored here", code="response_not_found")

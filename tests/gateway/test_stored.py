@@ -142,3 +142,13 @@ async def test_old_replies_are_forgotten(tmp_path: Path) -> None:
             stored.remember(f"resp_{number}", "fast-0", "a")
         assert stored.find("resp_0") is None
         assert stored.find("resp_10049") == ("fast-0", "a")
+
+
+async def test_another_tenants_reply_cannot_be_continued(tmp_path: Path) -> None:
+    engine = FakeEngine(Storing())
+    async with engines(engine), serving(tmp_path, {"fast": engine}, keys=KEYS) as served:
+        await make(served, "fast")
+        asked = RESPONSES.ask(previous_response_id=ID)
+        answer = await ask(served.port, RESPONSES.path, asked, headers=key("b"))
+        check_error(answer, 404, code="response_not_found")
+        assert (await ask(served.port, RESPONSES.path, asked, headers=key("a"))).status == 200
