@@ -107,6 +107,9 @@ def _make(wanted: Recipe, folder: Path, home: Path, progress: Progress, lock: in
     log.parent.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).unlink(missing_ok=True)
     progress("making the environment")
+    for link in (folder / "bin").glob("python*"):
+        if not link.exists():  # to a Python that was removed since; venv would leave it as it is
+            link.unlink()
     # Without pip in it: ensurepip is what Debian leaves out of its Python.
     venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
     python = folder / "bin" / "python"

@@ -239,6 +239,7 @@ def test_an_interrupt_ends_pip(wheels: Path, home: Path) -> None:
 def test_an_environment_whose_python_is_gone_is_made_again(wheels: Path, home: Path) -> None:
     environment = environments.install_recipe(a_recipe(), home=home)
     environment.python.unlink()
+    environment.python.symlink_to("/nowhere/python")
     assert environments.find(a_recipe(), home) is None
     assert runs(environments.install_recipe(a_recipe(), home=home), "import small") == ""
 
