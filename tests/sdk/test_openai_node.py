@@ -64,7 +64,13 @@ def session(
 @pytest.mark.parametrize("name", TESTS)
 def test_openai_node(name: str, installed: Path, session: Mapping[str, object]) -> None:
     done = node(
-        ["--test", "--test-reporter=tap", f"--test-name-pattern=^{re.escape(name)}$", SESSION.name],
+        [
+            "--test",
+            "--test-force-exit",
+            "--test-reporter=tap",
+            f"--test-name-pattern=^{re.escape(name)}$",
+            SESSION.name,
+        ],
         True,
         cwd=installed,
         env={**os.environ, "SESSION": json.dumps(session)},
