@@ -81,4 +81,4 @@ def test_openai_node(name: str, installed: Path, session: Mapping[str, object]) 
     )
     assert isinstance(done, subprocess.CompletedProcess)
     assert done.returncode == 0, done.stdout
-    assert "\n# pass 1\n" in done.stdout, done.stdout
+    assert f"\nok 1 - {name}\n" in done.stdout, done.stdout
