@@ -44,14 +44,7 @@ def _fail(message: str) -> click.exceptions.Exit:
 
 
 @click.command("serve")
-@click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_FILE,
-    show_default=True,
-    help="The deployment.",
-)
+@config_option
 @click.option("--listen", metavar="HOST:PORT", help="Instead of the file's `listen`.")
 def serve_command(path: Path, listen: str | None) -> None:
     """Run the gateway alone, in front of engines that run already.
@@ -91,14 +84,7 @@ def serve_command(path: Path, listen: str | None) -> None:
 
 
 @click.command("reload")
-@click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_FILE,
-    show_default=True,
-    help="The deployment.",
-)
+@config_option
 def reload_command(path: Path) -> None:
     """Have a running gateway read its policy and keys again.
 

@@ -24,7 +24,6 @@ INVALID_VERSION = b"ff"
 SAMPLED = 1
 EXPORT_SECONDS = 2.0
 SERVER_ERROR = 500
-CLIENT_ERROR = 400
 
 
 def read_traceparent(value: bytes) -> tuple[int, int, bool] | None:
