@@ -152,10 +152,15 @@ def hold(path: Path) -> Iterator[bool]:
 
 
 def leftovers(run: Run) -> tuple[int, ...]:
-    """Pids of what a run left behind: members of its units' sessions, the leaders included."""
+    """Pids of what a run left behind: members of its units' sessions, the leaders included.
+
+    A keeper that was never seen alive proves nothing, and session 0 is that of everything whose leader lives
+    outside this container.
+    """
     if run.boot != boot_id():
         return ()
-    keepers = {unit.keeper.pid: unit.keeper for unit in _units(run) if unit.keeper is not None}
+    seen = (unit.keeper for unit in _units(run) if unit.keeper is not None and unit.keeper.started > 0)
+    keepers = {keeper.pid: keeper for keeper in seen if keeper.pid > 0}
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

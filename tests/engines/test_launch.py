@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -251,12 +251,40 @@ def test_what_a_killed_keeper_left_is_found_and_swept(tmp_path: Path) -> None:
     assert not alive(orphan)
 
 
-def test_a_session_number_that_somebody_else_has_now_is_left_alone() -> None:
+@contextlib.contextmanager
+def session() -> Iterator[runfile.Process]:
+    """The leader of a session of its own."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        try:
+            yield runfile.process(process.pid)
+        finally:
+            process.kill()
+
+
+def run_of(keeper: runfile.Process) -> runfile.Run:
+    unit = runfile.UnitState("x", "", "", keeper=keeper)
     mine = runfile.process(os.getpid())
-    leader = os.getsid(0)
-    unit = runfile.UnitState("x", "", "", keeper=runfile.Process(leader, runfile.started(leader) - 1))
-    state = runfile.Run("f", mine, runfile.boot_id(), "ready", "", "", engines=(unit,))
-    assert runfile.leftovers(state) == ()
+    return runfile.Run("f", mine, runfile.boot_id(), "ready", "", "", engines=(unit,))
+
+
+def test_a_session_is_known_by_its_leader() -> None:
+    with session() as leader:
+        assert runfile.leftovers(run_of(leader)) == (leader.pid,)
+
+
+def test_a_session_number_that_somebody_else_has_now_is_left_alone() -> None:
+    with session() as leader:
+        assert runfile.leftovers(run_of(runfile.Process(leader.pid, leader.started - 1))) == ()
+
+
+def test_a_session_whose_leader_was_never_seen_alive_is_left_alone() -> None:
+    with session() as leader:
+        assert runfile.leftovers(run_of(runfile.Process(leader.pid, 0))) == ()
+
+
+def test_processes_of_a_session_led_from_outside_the_container_are_left_alone() -> None:
+    """Their session reads 0, and so does the start of what is not there."""
+    assert runfile.leftovers(run_of(runfile.Process(0, 1))) == ()
 
 
 def test_the_state_of_another_boot_means_nothing() -> None:
