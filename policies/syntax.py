@@ -5,33 +5,18 @@ Names are not resolved here: `policies.compile` does that.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from policies import units
+from policies.conditions import ConditionReader
 from policies.decision import DEFAULT_KV, DEFAULT_WAITING, Busy, Contract
 from policies.document import Diagnostic, Document, Path, unknown
-from policies.expressions import (
-    COMPARISONS,
-    NAMES,
-    PAIRS,
-    TESTS,
-    AllOf,
-    AnyOf,
-    ClassName,
-    Expression,
-    FieldKind,
-    FieldTest,
-    Not,
-    SignalTest,
-    operand_of,
-    text_of,
-)
+from policies.expressions import AllOf, Expression
 from policies.plan import Plan, read_plans
-from policies.signals import DIALECTS, SIGNALS, Signal
 
-TOP_KEYS = ("version", "classes", "rules", "affinity", "plans")
+TOP_KEYS = ("version", "classes", "rules", "affinity", "plans", "shadow", "rollout")
 RULE_KEYS = ("name", "when", "send", "if_busy", "if_unavailable", "priority", "trace", "cap", "set")
 
 
@@ -58,6 +43,8 @@ class PolicySyntax:
     affinity: str | None
     plans: Mapping[str, Plan]
     references: tuple[tuple[Path, str], ...]
+    shadow: str | None = None
+    rollout: float = 0.0
 
 
 def read(document: Document, tiers: Sequence[str]) -> tuple[PolicySyntax, list[Diagnostic]]:
@@ -66,200 +53,84 @@ def read(document: Document, tiers: Sequence[str]) -> tuple[PolicySyntax, list[D
     return reader.policy(), reader.problems
 
 
-class _Reader:
+class _Reader(ConditionReader):
     def __init__(self, document: Document, tiers: Sequence[str]) -> None:
-        self._document = document
+        super().__init__(document)
         self._tiers = tiers
-        self.problems: list[Diagnostic] = []
-        self._references: list[tuple[Path, str]] = []
 
     def policy(self) -> PolicySyntax:
         top = self._document.value
         if not isinstance(top, dict):
-            self._problem((), "a policy is a mapping with the keys `version`, `classes` and `rules`")
+            self.problem((), "a policy is a mapping with the keys `version`, `classes` and `rules`")
             return PolicySyntax({}, (), None, {}, ())
-        self._known_keys((), top, TOP_KEYS)
+        self.known_keys((), top, TOP_KEYS)
         if "version" not in top:
-            self._problem((), "the key `version` is missing: write `version: 1`")
+            self.problem((), "the key `version` is missing: write `version: 1`")
         elif top["version"] != 1 or top["version"] is True:
-            self._problem(("version",), "this version of dualgauge reads `version: 1`")
+            self.problem(("version",), "this version of dualgauge reads `version: 1`")
         affinity = top.get("affinity")
         if affinity not in (None, "conversation"):
-            self._problem(("affinity",), "`affinity` is `conversation`, or left out")
+            self.problem(("affinity",), "`affinity` is `conversation`, or left out")
             affinity = None
         classes = self._classes(top.get("classes"))
         rules = self._rules(top)
         plans = read_plans(self._document, self._tiers, self.problems) if top.get("plans") is not None else {}
-        return PolicySyntax(classes, rules, affinity, plans, tuple(self._references))
+        shadow, rollout = self._shadow(top)
+        return PolicySyntax(classes, rules, affinity, plans, tuple(self.references), shadow, rollout)
 
-    def _problem(self, path: Path, message: str, *, key: bool = False) -> None:
-        self.problems.append(self._document.problem(path, message, key=key))
-
-    def _known_keys(self, path: Path, mapping: Mapping[str, Any], known: Iterable[str]) -> None:
-        known = tuple(known)
-        for key in mapping:
-            if key not in known:
-                self._problem((*path, key), unknown("key", key, known), key=True)
+    def _shadow(self, top: Mapping[str, Any]) -> tuple[str | None, float]:
+        shadow, rollout = top.get("shadow"), 0.0
+        if shadow is not None and (not isinstance(shadow, str) or not shadow.strip()):
+            self.problem(("shadow",), "`shadow` is the file of a candidate, or the name of a shipped policy")
+            shadow = None
+        if top.get("rollout") is not None:
+            try:
+                rollout = units.share(top["rollout"])
+            except ValueError as error:
+                self.problem(("rollout",), str(error))
+            if top.get("shadow") is None:
+                message = "`rollout` is the share of a candidate: name its file as `shadow` too"
+                self.problem(("rollout",), message, key=True)
+        return shadow, rollout
 
     def _classes(self, value: Any) -> dict[str, Expression]:
         if value is None:
             return {}
         if not isinstance(value, dict):
-            self._problem(("classes",), "`classes` is a mapping from names to conditions")
+            self.problem(("classes",), "`classes` is a mapping from names to conditions")
             return {}
-        read = {name: self._expression(("classes", name), item) for name, item in value.items()}
+        read = {name: self.expression(("classes", name), item) for name, item in value.items()}
         # A class that could not be read stays known, so that its name is not reported again where it is used.
         return {name: AllOf(()) if item is None else item for name, item in read.items()}
-
-    def _expression(self, path: Path, value: Any) -> Expression | None:
-        if isinstance(value, str):
-            self._references.append((path, value))
-            return ClassName(value)
-        if not isinstance(value, dict) or not value:
-            self._problem(path, f"a condition is the name of a class or a test: {', '.join(TESTS)}")
-            return None
-        tests = [key for key in value if key in TESTS]
-        if len(tests) != 1:
-            if tests:
-                both = " and ".join(f"`{test}`" for test in tests)
-                self._problem(path, f"one test at a time, not {both}: join them with `all` or `any`")
-            else:
-                key = next(iter(value))
-                self._problem((*path, key), unknown("test", key, TESTS), key=True)
-            return None
-        test = tests[0]
-        if test != "signal":
-            for key in value:
-                if key != test:
-                    self._problem((*path, key), f"`{key}` does not belong beside `{test}`", key=True)
-        return self._test(test, path, value)
-
-    def _test(self, test: str, path: Path, value: dict[str, Any]) -> Expression | None:
-        inner = (*path, test)
-        if test == "not":
-            part = self._expression(inner, value["not"])
-            return None if part is None else Not(part)
-        if test == "signal":
-            return self._signal(path, value)
-        if test in PAIRS:
-            return self._pairs(test, inner, value[test])
-        if test in NAMES:
-            names = self._values(inner, value[test])
-            return None if names is None else self._names(test, inner, value[test], names)
-        if not isinstance(value[test], list) or not value[test]:
-            self._problem(inner, f"`{test}` is a list of at least one condition")
-            return None
-        read = [self._expression((*inner, index), item) for index, item in enumerate(value[test])]
-        parts = tuple(part for part in read if part is not None)
-        if len(parts) != len(read):
-            return None
-        return AllOf(parts) if test == "all" else AnyOf(parts)
-
-    def _names(self, test: str, path: Path, value: Any, names: frozenset[str]) -> Expression | None:
-        if test == "dialect":
-            each = value if isinstance(value, list) else [value]
-            for index, name in enumerate(each):
-                if name not in DIALECTS:
-                    at = (*path, index) if isinstance(value, list) else path
-                    self._problem(at, unknown("dialect", str(name), DIALECTS))
-        return FieldTest(test, "", names)  # type: ignore[arg-type]  # NAMES is part of FieldKind
-
-    def _pairs(self, test: str, path: Path, value: Any) -> Expression | None:
-        kind: FieldKind = "header" if test == "header" else "metadata"
-        if isinstance(value, str):
-            return FieldTest(kind, value.lower() if kind == "header" else value, None)
-        if not isinstance(value, dict) or not value:
-            self._problem(path, f"`{test}` is a name, or a mapping from names to values")
-            return None
-        parts: list[Expression] = []
-        for key, item in value.items():
-            values = self._values((*path, key), item)
-            if values is not None:
-                folded = frozenset(one.casefold() for one in values)
-                parts.append(FieldTest(kind, key.lower() if kind == "header" else key, folded))
-        if len(parts) != len(value):
-            return None
-        return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
-
-    def _values(self, path: Path, value: Any) -> frozenset[str] | None:
-        """The texts that a field may have: one or a list; true, false and numbers stand for their text."""
-        each = value if isinstance(value, list) else [value]
-        texts: set[str] = set()
-        for index, item in enumerate(each):
-            if isinstance(item, str | bool | int | float):
-                texts.add(text_of(item))
-            else:
-                at = (*path, index) if isinstance(value, list) else path
-                self._problem(at, "expected a text or a list of texts")
-                return None
-        if not texts:
-            self._problem(path, "the list is empty, so this would never hold")
-            return None
-        return frozenset(texts)
-
-    def _signal(self, path: Path, value: dict[str, Any]) -> Expression | None:
-        name = value["signal"]
-        signal = SIGNALS.get(name) if isinstance(name, str) else None
-        if signal is None:
-            self._problem((*path, "signal"), unknown("signal", str(name), SIGNALS))
-            return None
-        parts: list[Expression] = []
-        good = True
-        for key, operand in value.items():
-            if key == "signal":
-                continue
-            if key not in COMPARISONS:
-                self._problem((*path, key), unknown("comparison", key, COMPARISONS), key=True)
-                good = False
-                continue
-            try:
-                parts.append(SignalTest(name, key, operand_of(signal, key, operand)))
-            except ValueError as error:
-                self._problem((*path, key), str(error))
-                good = False
-        if not good:
-            return None
-        if not parts:
-            return self._bare(path, signal)
-        return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
-
-    def _bare(self, path: Path, signal: Signal) -> Expression | None:
-        if signal.kind == "flag":
-            return SignalTest(signal.name, "equals", True)
-        if signal.kind == "count":
-            return SignalTest(signal.name, "at_least", 1)
-        wanted = "`equals` or `in`" if signal.kind == "text" else "`at_least`, `above`, `at_most` or `below`"
-        self._problem((*path, "signal"), f"the signal `{signal.name}` needs a comparison: {wanted}")
-        return None
 
     def _rules(self, top: dict[str, Any]) -> tuple[RuleSyntax, ...]:
         value = top.get("rules")
         if not isinstance(value, list) or not value:
             where: Path = ("rules",) if "rules" in top else ()
-            self._problem(where, "`rules` is a list whose last rule has no `when`")
+            self.problem(where, "`rules` is a list whose last rule has no `when`")
             return ()
         rules = []
         for index, item in enumerate(value):
             if isinstance(item, dict):
                 rules.append(self._rule(("rules", index), item))
             else:
-                self._problem(("rules", index), "a rule is a mapping with the keys `name`, `when` and `send`")
+                self.problem(("rules", index), "a rule is a mapping with the keys `name`, `when` and `send`")
         return tuple(rules)
 
     def _rule(self, path: Path, item: dict[str, Any]) -> RuleSyntax:
-        self._known_keys(path, item, RULE_KEYS)
+        self.known_keys(path, item, RULE_KEYS)
         when: Expression | None = None
         if "when" in item:
-            when = self._expression((*path, "when"), item["when"]) or AllOf(())
+            when = self.expression((*path, "when"), item["when"]) or AllOf(())
         send = self._tier((*path, "send"), item["send"]) if "send" in item else None
         if "send" not in item:
-            self._problem(path, f"the key `send` is missing: write `send: {self._tiers[-1]}`")
+            self.problem(path, f"the key `send` is missing: write `send: {self._tiers[-1]}`")
         priority, trace = item.get("priority", 0), item.get("trace")
         if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:
-            self._problem((*path, "priority"), "`priority` is a whole number; lower is served earlier")
+            self.problem((*path, "priority"), "`priority` is a whole number; lower is served earlier")
             priority = 0
         if trace not in (None, "always"):
-            self._problem((*path, "trace"), "`trace` is `always`, or left out")
+            self.problem((*path, "trace"), "`trace` is `always`, or left out")
         cap = self._edit((*path, "cap"), item.get("cap"), "max_tokens")
         temperature = self._edit((*path, "set"), item.get("set"), "temperature")
         return RuleSyntax(
@@ -279,20 +150,18 @@ class _Reader:
         default = f"rule {path[-1]}"
         name = item.get("name")
         if "name" not in item:
-            self._problem(path, "the key `name` is missing: it is what headers, traces and metrics show")
+            self.problem(path, "the key `name` is missing: it is what headers, traces and metrics show")
         elif (
             not isinstance(name, str)
             or not 0 < len(name) <= 80
             or not name.isascii()
             or not name.isprintable()
         ):
-            self._problem((*path, "name"), "a rule's name is 1 to 80 printable ASCII characters")
+            self.problem((*path, "name"), "a rule's name is 1 to 80 printable ASCII characters")
         elif name != name.strip():
-            self._problem((*path, "name"), "a rule's name has no blanks around it")
+            self.problem((*path, "name"), "a rule's name has no blanks around it")
         elif name == "pinned":
-            self._problem(
-                (*path, "name"), "`pinned` is the name for requests that name their tier themselves"
-            )
+            self.problem((*path, "name"), "`pinned` is the name for requests that name their tier themselves")
         else:
             return name
         return default
@@ -300,13 +169,13 @@ class _Reader:
     def _tier(self, path: Path, value: Any) -> str | None:
         if isinstance(value, str) and value in self._tiers:
             return value
-        self._problem(path, unknown("tier", str(value), self._tiers))
+        self.problem(path, unknown("tier", str(value), self._tiers))
         return None
 
     def _other_tier(self, path: Path, value: Any, send: str | None) -> str | None:
         tier = self._tier(path, value)
         if tier is not None and tier == send:
-            self._problem(path, f"`{tier}` is where the rule sends already: name another tier")
+            self.problem(path, f"`{tier}` is where the rule sends already: name another tier")
         return tier
 
     def _contract(self, path: Path, value: Any, send: str | None) -> Contract:
@@ -316,34 +185,34 @@ class _Reader:
             self._can_degrade(path, send)
             return Contract("degrade")
         if isinstance(value, dict) and "use" in value:
-            self._known_keys(path, value, ("use",))
+            self.known_keys(path, value, ("use",))
             return Contract("use", use=self._other_tier((*path, "use"), value["use"], send))
         if isinstance(value, dict) and "wait" in value:
-            self._known_keys(path, value, ("wait", "then"))
+            self.known_keys(path, value, ("wait", "then"))
             then = value.get("then", "fail")
             if then not in ("fail", "degrade"):
-                self._problem((*path, "then"), unknown("value", str(then), ("fail", "degrade")))
+                self.problem((*path, "then"), unknown("value", str(then), ("fail", "degrade")))
                 then = "fail"
             if then == "degrade":
                 self._can_degrade((*path, "then"), send)
             return Contract("wait", wait=self._duration((*path, "wait"), value["wait"]), then=then)
-        self._problem(
+        self.problem(
             path, "write `fail`, `degrade`, `{wait: 20s}`, `{wait: 20s, then: degrade}` or `{use: ...}`"
         )
         return Contract("fail")
 
     def _can_degrade(self, path: Path, send: str | None) -> None:
         if send is not None and send == self._tiers[0]:
-            self._problem(path, f"no tier is less precise than `{send}`: write `fail` or `{{use: ...}}`")
+            self.problem(path, f"no tier is less precise than `{send}`: write `fail` or `{{use: ...}}`")
 
     def _duration(self, path: Path, value: Any) -> float:
         try:
             seconds = units.duration(value)
         except ValueError as error:
-            self._problem(path, str(error))
+            self.problem(path, str(error))
             return 0.0
         if not 0 < seconds <= 3600:
-            self._problem(path, "a wait is longer than nothing and no longer than 1h")
+            self.problem(path, "a wait is longer than nothing and no longer than 1h")
         return seconds
 
     def _busy(self, path: Path, value: Any, send: str | None) -> Busy | None:
@@ -351,15 +220,15 @@ class _Reader:
             tier = self._other_tier(path, value, send)
             return None if tier is None else Busy(tier)
         if not isinstance(value, dict) or "use" not in value:
-            self._problem(path, "write `if_busy: fast` or `if_busy: {use: fast, waiting: 8, kv: 0.95}`")
+            self.problem(path, "write `if_busy: fast` or `if_busy: {use: fast, waiting: 8, kv: 0.95}`")
             return None
-        self._known_keys(path, value, ("use", "waiting", "kv"))
+        self.known_keys(path, value, ("use", "waiting", "kv"))
         waiting, kv = value.get("waiting", DEFAULT_WAITING), value.get("kv", DEFAULT_KV)
         if not isinstance(waiting, int) or isinstance(waiting, bool) or waiting < 0:
-            self._problem((*path, "waiting"), "`waiting` is a number of requests, 0 or more")
+            self.problem((*path, "waiting"), "`waiting` is a number of requests, 0 or more")
             waiting = DEFAULT_WAITING
         if not isinstance(kv, int | float) or isinstance(kv, bool) or not 0 < kv <= 1:
-            self._problem((*path, "kv"), "`kv` is the used share of the KV cache, above 0 and at most 1")
+            self.problem((*path, "kv"), "`kv` is the used share of the KV cache, above 0 and at most 1")
             kv = DEFAULT_KV
         tier = self._other_tier((*path, "use"), value["use"], send)
         return None if tier is None else Busy(tier, waiting, float(kv))
@@ -368,9 +237,9 @@ class _Reader:
         if value is None:
             return None
         if not isinstance(value, dict) or not value:
-            self._problem(path, f"write `{path[-1]}: {{{key}: ...}}`")
+            self.problem(path, f"write `{path[-1]}: {{{key}: ...}}`")
             return None
-        self._known_keys(path, value, (key,))
+        self.known_keys(path, value, (key,))
         number = value.get(key)
         if number is None:
             return None
@@ -379,6 +248,6 @@ class _Reader:
         kinds = int if whole else int | float
         if not isinstance(number, kinds) or isinstance(number, bool) or not low <= number <= high:
             what = "whole number" if whole else "number"
-            self._problem((*path, key), f"`{key}` is a {what} from {low} to {high}")
+            self.problem((*path, key), f"`{key}` is a {what} from {low} to {high}")
             return None
         return float(number)

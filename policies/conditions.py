@@ -1,0 +1,171 @@
+"""Conditions as written: tests of signals and fields, joined by `all`, `any` and `not`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from policies.document import Diagnostic, Document, Path, unknown
+from policies.expressions import (
+    COMPARISONS,
+    NAMES,
+    PAIRS,
+    TESTS,
+    AllOf,
+    AnyOf,
+    ClassName,
+    Expression,
+    FieldKind,
+    FieldTest,
+    Not,
+    SignalTest,
+    operand_of,
+    text_of,
+)
+from policies.signals import DIALECTS, SIGNALS, Signal
+
+
+class Reader:
+    """Reads parts of a document and keeps what is wrong with them in `problems`."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self.problems: list[Diagnostic] = []
+
+    def problem(self, path: Path, message: str, *, key: bool = False) -> None:
+        self.problems.append(self._document.problem(path, message, key=key))
+
+    def known_keys(self, path: Path, mapping: Mapping[str, Any], known: Iterable[str]) -> None:
+        known = tuple(known)
+        for key in mapping:
+            if key not in known:
+                self.problem((*path, key), unknown("key", key, known), key=True)
+
+
+class ConditionReader(Reader):
+    """`references` are the names of classes that were met, and where."""
+
+    def __init__(self, document: Document) -> None:
+        super().__init__(document)
+        self.references: list[tuple[Path, str]] = []
+
+    def expression(self, path: Path, value: Any) -> Expression | None:
+        if isinstance(value, str):
+            self.references.append((path, value))
+            return ClassName(value)
+        if not isinstance(value, dict) or not value:
+            self.problem(path, f"a condition is the name of a class or a test: {', '.join(TESTS)}")
+            return None
+        tests = [key for key in value if key in TESTS]
+        if len(tests) != 1:
+            if tests:
+                both = " and ".join(f"`{test}`" for test in tests)
+                self.problem(path, f"one test at a time, not {both}: join them with `all` or `any`")
+            else:
+                key = next(iter(value))
+                self.problem((*path, key), unknown("test", key, TESTS), key=True)
+            return None
+        test = tests[0]
+        if test != "signal":
+            for key in value:
+                if key != test:
+                    self.problem((*path, key), f"`{key}` does not belong beside `{test}`", key=True)
+        return self._test(test, path, value)
+
+    def _test(self, test: str, path: Path, value: dict[str, Any]) -> Expression | None:
+        inner = (*path, test)
+        if test == "not":
+            part = self.expression(inner, value["not"])
+            return None if part is None else Not(part)
+        if test == "signal":
+            return self._signal(path, value)
+        if test in PAIRS:
+            return self._pairs(test, inner, value[test])
+        if test in NAMES:
+            names = self._values(inner, value[test])
+            return None if names is None else self._names(test, inner, value[test], names)
+        if not isinstance(value[test], list) or not value[test]:
+            self.problem(inner, f"`{test}` is a list of at least one condition")
+            return None
+        read = [self.expression((*inner, index), item) for index, item in enumerate(value[test])]
+        parts = tuple(part for part in read if part is not None)
+        if len(parts) != len(read):
+            return None
+        return AllOf(parts) if test == "all" else AnyOf(parts)
+
+    def _names(self, test: str, path: Path, value: Any, names: frozenset[str]) -> Expression | None:
+        if test == "dialect":
+            each = value if isinstance(value, list) else [value]
+            for index, name in enumerate(each):
+                if name not in DIALECTS:
+                    at = (*path, index) if isinstance(value, list) else path
+                    self.problem(at, unknown("dialect", str(name), DIALECTS))
+        return FieldTest(test, "", names)  # type: ignore[arg-type]  # NAMES is part of FieldKind
+
+    def _pairs(self, test: str, path: Path, value: Any) -> Expression | None:
+        kind: FieldKind = "header" if test == "header" else "metadata"
+        if isinstance(value, str):
+            return FieldTest(kind, value.lower() if kind == "header" else value, None)
+        if not isinstance(value, dict) or not value:
+            self.problem(path, f"`{test}` is a name, or a mapping from names to values")
+            return None
+        parts: list[Expression] = []
+        for key, item in value.items():
+            values = self._values((*path, key), item)
+            if values is not None:
+                folded = frozenset(one.casefold() for one in values)
+                parts.append(FieldTest(kind, key.lower() if kind == "header" else key, folded))
+        if len(parts) != len(value):
+            return None
+        return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
+
+    def _values(self, path: Path, value: Any) -> frozenset[str] | None:
+        """The texts that a field may have: one or a list; true, false and numbers stand for their text."""
+        each = value if isinstance(value, list) else [value]
+        texts: set[str] = set()
+        for index, item in enumerate(each):
+            if isinstance(item, str | bool | int | float):
+                texts.add(text_of(item))
+            else:
+                at = (*path, index) if isinstance(value, list) else path
+                self.problem(at, "expected a text or a list of texts")
+                return None
+        if not texts:
+            self.problem(path, "the list is empty, so this would never hold")
+            return None
+        return frozenset(texts)
+
+    def _signal(self, path: Path, value: dict[str, Any]) -> Expression | None:
+        name = value["signal"]
+        signal = SIGNALS.get(name) if isinstance(name, str) else None
+        if signal is None:
+            self.problem((*path, "signal"), unknown("signal", str(name), SIGNALS))
+            return None
+        parts: list[Expression] = []
+        good = True
+        for key, operand in value.items():
+            if key == "signal":
+                continue
+            if key not in COMPARISONS:
+                self.problem((*path, key), unknown("comparison", key, COMPARISONS), key=True)
+                good = False
+                continue
+            try:
+                parts.append(SignalTest(name, key, operand_of(signal, key, operand)))
+            except ValueError as error:
+                self.problem((*path, key), str(error))
+                good = False
+        if not good:
+            return None
+        if not parts:
+            return self._bare(path, signal)
+        return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
+
+    def _bare(self, path: Path, signal: Signal) -> Expression | None:
+        if signal.kind == "flag":
+            return SignalTest(signal.name, "equals", True)
+        if signal.kind == "count":
+            return SignalTest(signal.name, "at_least", 1)
+        wanted = "`equals` or `in`" if signal.kind == "text" else "`at_least`, `above`, `at_most` or `below`"
+        self.problem((*path, "signal"), f"the signal `{signal.name}` needs a comparison: {wanted}")
+        return None
