@@ -6,6 +6,7 @@ import hashlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from policies import checks
@@ -13,6 +14,7 @@ from policies.decision import Edits
 from policies.document import ProblemsError, load
 from policies.expressions import (
     COMPARISONS,
+    PAIRS,
     AllOf,
     AnyOf,
     ClassName,
@@ -74,7 +76,9 @@ def compile_policy(text: str, file: str, *, tiers: Sequence[str] = TIERS) -> Pol
         affinity=syntax.affinity,
         warnings=tuple(sorted(problems)),
         signals=frozenset(compiler.signals),
-        header_names=frozenset(compiler.headers),
+        fields=MappingProxyType(compiler.fields),
+        shadow=syntax.shadow,
+        rollout=syntax.rollout,
     )
 
 
@@ -84,7 +88,7 @@ class _Compiler:
         self._uses = uses
         self._conditions: dict[str, Condition] = {}
         self.signals: set[str] = set()
-        self.headers: set[str] = set()
+        self.fields: dict[tuple[str, str], frozenset[str]] = {}
 
     def condition(self, expression: Expression) -> Condition:
         match expression:
@@ -103,8 +107,9 @@ class _Compiler:
                 self.signals.add(expression.signal)
                 return _signal(expression)
             case FieldTest():
-                if expression.kind == "header":
-                    self.headers.add(expression.key)
+                if expression.kind in PAIRS:
+                    at = (expression.kind, expression.key)
+                    self.fields[at] = self.fields.get(at, frozenset()) | (expression.values or frozenset())
                 return _field(expression)
 
 

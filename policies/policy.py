@@ -71,7 +71,12 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`hash` names the content; `signals` and `header_names` are all that its rules read."""
+    """`hash` names the content; `signals` and `fields` are all that its rules read.
+
+    `fields` are headers and metadata entries, as (`header` or `metadata`, name), each with the values that it
+    is compared with, without case; none where it need only be there. `shadow` names a candidate that decides
+    beside this policy, `rollout` (0..1) is its share.
+    """
 
     file: str
     hash: str
@@ -80,7 +85,22 @@ class Policy:
     affinity: str | None
     warnings: tuple[Diagnostic, ...]
     signals: frozenset[str]
-    header_names: frozenset[str]
+    fields: Mapping[tuple[str, str], frozenset[str]]
+    shadow: str | None = None
+    rollout: float = 0.0
+
+    @property
+    def classes(self) -> Mapping[str, Condition]:
+        """The classes that rules use, by name."""
+        found: dict[str, Condition] = {}
+        waiting = [rule.when for rule in self.rules if rule.when is not None]
+        while waiting:
+            condition = waiting.pop()
+            if condition.kind != "class" or condition.text not in found:
+                waiting += condition.parts
+                if condition.kind == "class":
+                    found[condition.text] = condition
+        return found
 
     @property
     def needs_conversation(self) -> bool:
@@ -93,19 +113,30 @@ class Policy:
         named = ((rule.send, rule.contract.use, rule.busy.use if rule.busy else None) for rule in self.rules)
         return frozenset(tier for tiers in named for tier in tiers if tier is not None)
 
-    def decide(self, facts: Facts) -> Decision:
-        """The first rule that holds decides; the last one always holds."""
-        memo: Memo = {}
+    def rule_for(self, facts: Facts, memo: Memo) -> Rule:
+        """The first rule that holds; the last one always holds.
+
+        Signals that `memo` has already are not measured again; what is measured is left in it.
+        """
         for rule in self.rules:
             when = rule.when
             if when is None or when.test(facts, memo):
-                return self._decision(rule, facts, memo)
+                return rule
         raise AssertionError("the last rule of a policy has no condition")
 
-    def explain(self, facts: Facts) -> Explanation:
-        """How `facts` are decided: every signal measured, every rule looked at."""
-        memo: Memo = {}
-        signals = {name: signal.read(facts, memo) for name, signal in SIGNALS.items()}
+    def decide(self, facts: Facts, memo: Memo | None = None) -> Decision:
+        """The decision of the first rule that holds. `memo` is as for `rule_for`."""
+        if memo is None:
+            memo = {}
+        return self._decision(self.rule_for(facts, memo), facts, memo)
+
+    def explain(self, facts: Facts, memo: Memo | None = None) -> Explanation:
+        """Every signal measured, every rule looked at. `memo` is as for `rule_for`."""
+        memo = {} if memo is None else memo
+        decision = self.decide(facts, dict(memo))
+        signals = {
+            name: memo[name] if name in memo else signal.read(facts, memo) for name, signal in SIGNALS.items()
+        }
         memo.update(signals)
         outcomes: list[RuleOutcome] = []
         decided: Rule | None = None
@@ -118,7 +149,7 @@ class Policy:
             outcomes.append(RuleOutcome(rule.name, rule.send, held, decided is None, reasons))
             if held and decided is None:
                 decided = rule
-        return Explanation(self.decide(facts), MappingProxyType(signals), self.signals, tuple(outcomes))
+        return Explanation(decision, MappingProxyType(signals), self.signals, tuple(outcomes))
 
     def _decision(self, rule: Rule, facts: Facts, memo: Memo) -> Decision:
         reasons = (OTHERWISE,) if rule.when is None else tuple(_reasons(rule.when, True, facts, memo))

@@ -15,6 +15,7 @@ Schema = dict[str, Any]
 
 _DURATION = rf"^[0-9]+(\.[0-9]+)?\s*({'|'.join(SECONDS)})$"
 _RATE = rf"^[0-9]+(\.[0-9]+)?\s*[kKMG]?\s*/\s*({'|'.join(PERIODS)})$"
+_SHARE = r"^[0-9]{1,3}(\.[0-9]+)?\s*%$"
 _COUNT = r"^[0-9]+(\.[0-9]+)?\s*[kKMG]?$"
 
 
@@ -48,7 +49,22 @@ def policy_schema() -> Schema:
                 "description": "What tenants may use, by plan name.",
                 "additionalProperties": _ref("plan"),
             },
+            "shadow": {
+                "type": "string",
+                "minLength": 1,
+                "description": "A candidate that decides beside this policy, without acting.",
+                "examples": ["candidate.yaml", "strict"],
+            },
+            "rollout": {
+                **_either(
+                    {"type": "string", "pattern": _SHARE}, {"type": "number", "minimum": 0, "maximum": 1}
+                ),
+                "description": "The share of conversations that the candidate decides.",
+                "default": 0,
+                "examples": ["10%"],
+            },
         },
+        "dependentRequired": {"rollout": ["shadow"]},
         "$defs": {
             "condition": _condition(),
             "rule": _rule(),

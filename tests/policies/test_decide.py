@@ -261,11 +261,33 @@ plans:
     assert (plans["b"].requests, plans["b"].concurrent, plans["b"].output) == (None, None, 64)
 
 
-def test_header_names_are_what_a_policy_reads() -> None:
+def test_fields_are_what_a_policy_reads_and_compares() -> None:
     rules = """\
-  - {name: a, when: {any: [{header: X-A}, {header: {x-b: 1}}]}, send: exact}
+  - {name: a, when: {any: [{header: X-A}, {header: {x-b: [1, High]}}, {metadata: {K: yes}}]}, send: exact}
+  - {name: b, when: {header: {x-b: 2}}, send: exact}
   - {name: r, send: fast}"""
-    assert policy(rules).header_names == {"x-a", "x-b"}
+    assert policy(rules).fields == {
+        ("header", "x-a"): frozenset(),
+        ("header", "x-b"): {"1", "2", "high"},
+        ("metadata", "K"): {"yes"},
+    }
+
+
+def test_classes_are_those_that_rules_use() -> None:
+    classes = "{a: {signal: stream}, b: {not: a}, c: {signal: images}}"
+    compiled = policy("  - {name: r, when: {any: [b]}, send: exact}\n  - {name: s, send: fast}", classes)
+    assert set(compiled.classes) == {"a", "b"}
+    assert compiled.classes["b"].test(facts(stream=False), {})
+
+
+def test_what_is_known_is_not_measured_again() -> None:
+    compiled = policy(
+        "  - {name: r, when: {signal: turns, at_least: 9}, send: exact}\n  - {name: s, send: fast}"
+    )
+    memo = {"turns": 9}
+    assert compiled.decide(facts(), memo).rule == "r"
+    assert compiled.explain(facts(), memo).signals["turns"] == 9
+    assert compiled.decide(facts(), {}).rule == "s"
 
 
 def test_classes_that_use_each_other_many_times_are_looked_at_once() -> None:
