@@ -30,6 +30,7 @@ from gateway.server import listener
 CONFIG = """
 model: smollm2
 keys: keys.yaml
+telemetry: {otlp: "http://127.0.0.1:9", sample: 0.01}
 engines:
   - {name: fast-0, tier: fast, kind: external, url: "http://127.0.0.1:1", served_model: smollm2, precision: awq}
   - {name: exact-0, tier: exact, kind: external, url: "http://127.0.0.1:2", served_model: smollm2, precision: fp16}
@@ -48,7 +49,7 @@ CHUNK = (
     b'"created":1790000000,"model":"smollm2","choices":[{"index":0,"delta":{"content":" tok42"},'
     b'"logprobs":null,"finish_reason":null}]}\n\n'
 )
-SLICES = 40
+SLICES = 400
 
 
 class Recorder(asyncio.Transport):
@@ -115,8 +116,8 @@ async def main(args: argparse.Namespace) -> None:
     streaming = False
     current: upstream.Connection | None = None
 
-    async def connect(_pool: upstream.Pool, loop_: Any, _seconds: float) -> upstream.Connection:
-        connection = upstream.Connection(loop_)
+    async def connect(pool: upstream.Pool, loop_: Any, _seconds: float) -> upstream.Connection:
+        connection = upstream.Connection(loop_, pool._deadlines)
 
         def on_write(_: bytes) -> None:
             nonlocal current

@@ -40,7 +40,7 @@ from gateway.errors import (
 from gateway.identity import Tenant, presented_key
 from gateway.limits import Ask, Lease
 from gateway.relay.client import Client, Head
-from gateway.relay.forward import Forward
+from gateway.relay.forward import Beat, Forward
 from gateway.relay.sse import Tap, Usage
 from gateway.relay.upstream import ConnectFailed, LostEarly
 from gateway.runtime import Gateway
@@ -55,6 +55,7 @@ logger = logging.getLogger("dualgauge.gateway")
 
 JSON = b"content-type: application/json\r\n"
 REPLY_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,128})"')
+PLAIN_JSON = b"application/json"
 JSON_TYPE = re.compile(rb"\s*application/(?:[\w.-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
 UNLIMITED = Plan("unlimited")
 # Errors before a route is known speak OpenAI's dialect.
@@ -186,7 +187,7 @@ class Exchange:
         client.watch()
         self._read_at = self._gateway.clock()
         kind = client.header(b"content-type")
-        if kind is not None and not JSON_TYPE.fullmatch(kind):
+        if kind not in (None, PLAIN_JSON) and not JSON_TYPE.fullmatch(kind):
             raise WrongMediaType("the body must be JSON: send content-type: application/json")
         body = Body(raw)
         check(body, self._gateway.config.bounds)
@@ -306,25 +307,22 @@ class Exchange:
     # relay bytes
 
     async def _relay(self) -> None:
-        dispatch, dialect, request = self._dispatch, self._endpoint.dialect, self._request
+        dispatch = self._dispatch
         assert dispatch is not None
-        assert dispatch.engine is not None
         assert dispatch.connection is not None
-        strip = request is not None and request.usage_injected
-        spec, gateway = dispatch.engine.spec, self._gateway
-        self._forward = forward = Forward(
-            self._client,
-            dispatch.connection,
-            engine=spec.name,
-            head=self._head,
-            read_reply=dialect.reply_usage,
-            tap=Tap(dialect.stream_usage, marker=dialect.marker, strip=strip),
-            begun=self._begun,
-            beat=gateway.metrics.pace(spec.tier, gateway.clock).beat,
-        )
+        self._forward = forward = Forward(self, self._client, dispatch.connection, self.record.engine)
         await forward.run()
 
-    def _begun(self, data: bytes) -> None:
+    def read_usage(self, reply: bytes) -> Usage | None:
+        return self._endpoint.dialect.reply_usage(reply)
+
+    def follow(self) -> tuple[Tap, Beat]:
+        dialect, gateway, request = self._endpoint.dialect, self._gateway, self._request
+        strip = request is not None and request.usage_injected
+        tap = Tap(dialect.stream_usage, marker=dialect.marker, strip=strip)
+        return tap, gateway.metrics.pace(self.record.tier, gateway.clock).beat
+
+    def begun(self, data: bytes) -> None:
         record, dispatch = self.record, self._dispatch
         assert dispatch is not None
         assert dispatch.connection is not None
@@ -335,7 +333,7 @@ class Exchange:
             if match is not None:
                 self._gateway.stored.remember(match[1].decode(), record.engine, record.tenant)
 
-    def _head(self, content_type: bytes) -> Head:
+    def head(self, content_type: bytes) -> Head:
         record, request, lease = self.record, self._request, self._lease
         head = b"content-type: %b\r\n%b%b%b" % (
             content_type,
@@ -398,12 +396,12 @@ class Exchange:
             return
         try:
             if client.started:
-                forward = self._forward
-                if forward is None or not forward.events:
+                tap = self._forward.tap if self._forward is not None else None
+                if tap is None:
                     client.break_off()
                     return
                 client.close_after()
-                cut = b"\n\n" if forward.tap.torn else b""
+                cut = b"\n\n" if tap.torn else b""
                 await client.send(cut + dialect.error_event(error), False)
                 return
             status, body = dialect.error_body(error, record.request_id)
@@ -430,7 +428,7 @@ class Exchange:
         if self._dispatch is not None:
             self._dispatch.release()
         if forward is not None:
-            record.usage = forward.usage or forward.tap.usage
+            record.usage = forward.usage if forward.tap is None else forward.tap.usage
         if self._lease is not None:
             self._settle(self._lease)
         record.ended = gateway.clock()
@@ -448,7 +446,7 @@ class Exchange:
         elif record.asked is None or record.outcome in ("unavailable", "client_error"):
             lease.refund()
         else:
-            events = forward.tap.tokens if forward is not None else 0
+            events = forward.tap.tokens if forward is not None and forward.tap is not None else 0
             streamed = max(0, events - self._endpoint.dialect.overhead)
             record.usage = Usage(self._prompt, streamed)
             lease.settle(self._prompt, streamed)

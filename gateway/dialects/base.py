@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
@@ -42,8 +41,7 @@ ROLES: dict[str, Role] = {
 }
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct):
     """One parsed request; `wants_usage` is whether the client itself asked for usage in its stream.
 
     `output_tokens` is what was asked for in all: the larger of the two caps, times `n`. `usage_injected`
@@ -149,9 +147,9 @@ def bound(name: str, value: int | None) -> None:
 
 def clean(body: Body) -> None:
     """Take out what belongs to the gateway, refuse what would run a client's template."""
-    touchy = body.names & SPECIAL
-    if not touchy:
+    if SPECIAL.isdisjoint(body.names):
         return
+    touchy = body.names & SPECIAL
     for name in GATEWAY_OWNED:
         if name in touchy:
             body.drop(name)

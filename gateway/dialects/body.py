@@ -94,9 +94,10 @@ class Body:
             raise InvalidRequest("the body must be a JSON object") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise InvalidRequest(f"the body is not valid JSON: {exc}") from None
-        for name in [name for name, value in self._fields.items() if value == _RAW_NULL]:
-            del self._fields[name]
-            self._changed = True
+        if NULL in raw:
+            for name in [name for name, value in self._fields.items() if value == _RAW_NULL]:
+                del self._fields[name]
+                self._changed = True
 
     @property
     def names(self) -> KeysView[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import msgspec
 
@@ -12,57 +13,44 @@ from gateway.relay import replies
 from gateway.relay.client import Client, Head
 from gateway.relay.http1 import Request
 from gateway.relay.sse import Tap, Usage
-from gateway.relay.upstream import Connection, LostLate, TimedOut
+from gateway.relay.upstream import Connection, LostLate, Sink, TimedOut
 
 JSON_HELD = 8 << 20
 ERROR_HELD = 1 << 20
 EVENTS = b"text/event-stream"
 
-ReadReply = Callable[[bytes], Usage | None]
-Begun = Callable[[bytes], None]
-"""Called with the first bytes for the client, before they are sent."""
 Beat = Callable[[], None]
 """Called whenever whole events of a stream go to the client: it is on the path of every token."""
 
 
+class Asker(Protocol):
+    """The request that a reply answers."""
+
+    def head(self, content_type: bytes) -> Head:
+        """The header lines for the client, given the engine's content type."""
+
+    def begun(self, data: bytes) -> None:
+        """Told the first bytes for the client, before they are sent."""
+
+    def read_usage(self, reply: bytes) -> Usage | None:
+        """The usage of a whole reply. Raises msgspec.DecodeError where it is not a JSON object."""
+
+    def follow(self) -> tuple[Tap, Beat]:
+        """What follows a reply that is a stream of events."""
+
+
 class Forward:
-    """One reply. `head` makes the client's header lines, given the engine's content type; `events` is true
-    once the reply is known as a stream of events."""
+    """One reply. `tap` is there once the reply is known as a stream of events."""
 
-    __slots__ = (
-        "_beat",
-        "_begun",
-        "_client",
-        "_connection",
-        "_engine",
-        "_head",
-        "_read_reply",
-        "events",
-        "tap",
-        "usage",
-    )
+    __slots__ = ("_asker", "_beat", "_client", "_connection", "_engine", "tap", "usage")
 
-    def __init__(
-        self,
-        client: Client,
-        connection: Connection,
-        *,
-        engine: str,
-        head: Callable[[bytes], Head],
-        read_reply: ReadReply,
-        tap: Tap,
-        begun: Begun,
-        beat: Beat,
-    ) -> None:
+    def __init__(self, asker: Asker, client: Client, connection: Connection, engine: str) -> None:
+        self._asker = asker
         self._client = client
         self._connection = connection
         self._engine = engine
-        self._head = head
-        self._read_reply = read_reply
-        self._begun = begun
-        self._beat = beat
-        self.events = False
-        self.tap = tap
+        self._beat: Beat = _silent
+        self.tap: Tap | None = None
         self.usage: Usage | None = None
 
     async def run(self) -> None:
@@ -75,8 +63,8 @@ class Forward:
                 raise replies.error_from(connection.status, body or b"", self._engine)
             content_type = _content_type(connection)
             if content_type[: len(EVENTS)].lower() == EVENTS:
-                self.events = True
-                await self._stream(content_type)
+                self.tap, self._beat = self._asker.follow()
+                await self._stream(content_type, self.tap)
             else:
                 await self._json(content_type)
         except LostLate as exc:
@@ -108,11 +96,11 @@ class Forward:
             await self._pass_on(content_type)
             return
         try:
-            self.usage = self._read_reply(body)
+            self.usage = self._asker.read_usage(body)
         except (msgspec.DecodeError, RecursionError):
             raise self._not_json(body) from None
-        self._begun(body)
-        await self._client.reply(self._connection.status, self._head(content_type), body)
+        self._asker.begun(body)
+        await self._client.reply(self._connection.status, self._asker.head(content_type), body)
 
     def _not_json(self, body: bytes) -> GatewayError:
         shown = "something that is not a JSON object" if body.strip() else "an empty body"
@@ -121,8 +109,8 @@ class Forward:
     async def _pass_on(self, content_type: bytes) -> None:
         """A reply too large to hold: its bytes as they come."""
         client, connection = self._client, self._connection
-        self._begun(b"")
-        await client.start(connection.status, self._head(content_type))
+        self._asker.begun(b"")
+        await client.start(connection.status, self._asker.head(content_type))
         while True:
             data = connection.take()
             if connection.complete:
@@ -133,44 +121,50 @@ class Forward:
             connection.check()
             await connection.wait()
 
-    async def _stream(self, content_type: bytes) -> None:
+    async def _stream(self, content_type: bytes, tap: Tap) -> None:
         client, connection = self._client, self._connection
+        pour: Sink | None = None
         direct = client if isinstance(client, Request) else None
         while True:
             if direct is not None:
                 await direct.drain()
             data = connection.take()
             if data:
-                data = self._feed(data)
+                data = self._feed(tap, data)
             complete = connection.complete
             if complete:
-                data += self.tap.finish()
+                data += tap.finish()
             if data or complete:
                 # Not before: until an event is whole, a broken engine can still be told by a status.
                 if not client.started:
                     if not data:
                         raise EngineBroke(f"engine {self._engine} ended its stream without an event")
-                    self._begun(data)
-                    await client.start(connection.status, self._head(content_type))
+                    self._asker.begun(data)
+                    await client.start(connection.status, self._asker.head(content_type))
                 await client.send(data, not complete)
                 if complete:
                     return
             connection.check()
             if client.started and direct is not None:
-                await connection.flow(partial(self._pour, direct))
+                pour = pour or partial(self._pour, direct, tap)
+                await connection.flow(pour)
             else:
                 await connection.wait()
 
-    def _pour(self, client: Request, data: bytes) -> bool:
+    def _pour(self, client: Request, tap: Tap, data: bytes) -> bool:
         """Bytes of a stream under way, from one socket to the other; false where the client is slow."""
-        client.write(self._feed(data))
+        client.write(self._feed(tap, data))
         return not client.paused
 
-    def _feed(self, data: bytes) -> bytes:
-        data = self.tap.feed(data)
+    def _feed(self, tap: Tap, data: bytes) -> bytes:
+        data = tap.feed(data)
         if data:
             self._beat()
         return data
+
+
+def _silent() -> None:
+    """Nothing is told before a stream is known as one."""
 
 
 def _content_type(connection: Connection) -> bytes:

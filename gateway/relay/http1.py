@@ -326,14 +326,13 @@ class Connection(asyncio.Protocol):
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._bound(len(url))
+        self._head_size += len(url)
+        if self._head_size > HEAD_LIMIT:
+            self._refuse(431, TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
-        self._bound(len(name) + len(value) + HEADER_FRAME)
-
-    def _bound(self, size: int) -> None:
-        self._head_size += size
+        self._head_size += len(name) + len(value) + HEADER_FRAME
         if self._head_size > HEAD_LIMIT:
             self._refuse(431, TOO_LARGE)
 

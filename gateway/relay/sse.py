@@ -7,7 +7,6 @@ Pure and synchronous: `feed(bytes) -> bytes to forward`, `finish() -> the rest`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -17,8 +16,7 @@ HOLD_LIMIT = 1 << 20
 USAGE_KEY = b'"usage"'
 
 
-@dataclass(slots=True)
-class Usage:
+class Usage(msgspec.Struct):
     """Tokens as an engine counts them; `cached` is the part of `prompt` that came from its prefix cache."""
 
     prompt: int = 0

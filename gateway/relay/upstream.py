@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import ssl
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, cast
 
 import httptools
@@ -24,6 +26,8 @@ IDLE_SECONDS = 3.0
 LAST_INFORMATIONAL = 199
 HEAD_LIMIT = 64 * 1024
 MAX_IDLE = 1024
+# Deadlines are at least so far apart, in seconds: one look finds all that are over.
+TICK = 0.005
 MAX_PREPARED = 64
 
 Limit = Literal["connect", "first_byte", "idle", "total"]
@@ -67,18 +71,60 @@ class Limits:
     first_byte: float
     idle: float
     total: float
+    soonest: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "soonest", min(self.first_byte, self.idle, self.total))
 
 
 Sink = Callable[[bytes], bool]
 """Takes body bytes where they arrive, without waking the request; false: stop, and wake it."""
 
 
+class Deadlines:
+    """The clocks of all exchanges of a pool in one timer, which fires when the soonest may be over: a timer
+    of its own would cost each exchange more than all of its bytes do."""
+
+    def __init__(self) -> None:
+        self._running: set[Connection] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = math.inf
+
+    def add(self, connection: Connection, due: float) -> None:
+        """Look at the connection at `due`, in seconds of the loop's clock, or before."""
+        self._running.add(connection)
+        if due < self._at:
+            self._set(connection.loop, due)
+
+    def discard(self, connection: Connection) -> None:
+        self._running.discard(connection)
+
+    def _set(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._at = due
+        self._timer = loop.call_at(due, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer, self._at = None, math.inf
+        now = loop.time()
+        soonest = min((connection.due(now) for connection in tuple(self._running)), default=math.inf)
+        if soonest < self._at:
+            self._set(loop, max(soonest, now + TICK))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer, self._at = None, math.inf
+
+
 class Connection(asyncio.Protocol):
     """One connection; carries one exchange at a time. A caller that got it from a `Pool` writes with
     `start`, then alternates `wait` and `take`, and gives it back with `Pool.release` whatever happens."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, loop: asyncio.AbstractEventLoop, deadlines: Deadlines) -> None:
+        self.loop = loop
+        self._deadlines = deadlines
         self.now = loop.time
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self._parser = httptools.HttpResponseParser(self)
@@ -87,7 +133,6 @@ class Connection(asyncio.Protocol):
         self._head_size = 0
         self._paused = False
         self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
         self._limits: Limits | None = None
         self._started_at = 0.0
         self._active_at = 0.0
@@ -119,7 +164,7 @@ class Connection(asyncio.Protocol):
             self._ended_by_close()
         if self.pool is not None:
             self.pool.forget(self)
-        self._cancel_timer()
+        self._deadlines.discard(self)
         self._wake()
 
     def _ended_by_close(self) -> None:
@@ -134,7 +179,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self.started = True
-        self._active_at = self._loop.time()
+        self._active_at = self.now()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -183,7 +228,7 @@ class Connection(asyncio.Protocol):
             self._fail("a second reply to one request")
         self.complete = True
         self._keep_alive = self._parser.should_keep_alive()
-        self._cancel_timer()
+        self._deadlines.discard(self)
 
     def _fail(self, message: str) -> None:
         self._broken = self._broken or message
@@ -196,10 +241,9 @@ class Connection(asyncio.Protocol):
         if self.lost or self._transport.is_closing():
             raise LostEarly("closed while idle", reused=self.reused)
         self._limits = limits
-        self._started_at = self._active_at = self._loop.time()
+        self._started_at = self._active_at = now = self.now()
         self._transport.write(request)
-        soonest = min(limits.first_byte, limits.idle, limits.total)
-        self._timer = self._loop.call_later(soonest, self._on_timer)
+        self._deadlines.add(self, now + limits.soonest)
 
     async def flow(self, sink: Sink) -> None:
         """Hand body bytes to `sink` as they arrive; returns when it has had enough, and at the end, a loss or
@@ -213,7 +257,7 @@ class Connection(asyncio.Protocol):
     async def wait(self) -> None:
         """Until something is at hand: bytes, the end, a loss or a timeout."""
         if not self._dirty:
-            self._waiter = self._loop.create_future()
+            self._waiter = self.loop.create_future()
             try:
                 await self._waiter
             finally:
@@ -230,7 +274,7 @@ class Connection(asyncio.Protocol):
         self._size = 0
         if self._paused and not self.lost:
             self._paused = False
-            self._active_at = self._loop.time()
+            self._active_at = self.now()
             self._transport.resume_reading()
         return data
 
@@ -262,7 +306,6 @@ class Connection(asyncio.Protocol):
         )
 
     def reset(self) -> None:
-        self._cancel_timer()
         self._chunks = []
         self._size = self._head_size = 0
         self._dirty = self._skip = self._keep_alive = False
@@ -275,7 +318,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def abort(self) -> None:
-        self._cancel_timer()
+        self._deadlines.discard(self)
         self._transport.abort()
 
     def _wake(self) -> None:
@@ -284,16 +327,11 @@ class Connection(asyncio.Protocol):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _on_timer(self) -> None:
-        # Chunks do not touch the timer: it looks at the last byte's time when it fires, and sleeps again.
+    def due(self, now: float) -> float:
+        """When to look again; an exchange whose time is over ends here. Chunks touch no timer: they leave
+        the time of the last byte."""
         limits = self._limits
         assert limits is not None
-        now = self._loop.time()
         total = self._started_at + limits.total
         if self._paused or self._chunks:
             self._active_at = now  # the client is slow, not the engine
@@ -301,12 +339,12 @@ class Connection(asyncio.Protocol):
         quiet = self._active_at + (limits.idle if self.flowing else limits.first_byte)
         due = min(total, quiet)
         if now < due - 0.001:
-            self._timer = self._loop.call_later(due - now, self._on_timer)
-            return
-        self._timer = None
+            return due
+        self._deadlines.discard(self)
         self.timed_out = "total" if due == total else "idle" if self.flowing else "first_byte"
         self._transport.abort()
         self._wake()
+        return math.inf
 
 
 class Pool:
@@ -324,6 +362,7 @@ class Pool:
         self._context = context or (ssl.create_default_context() if self.address.tls else None)
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
+        self._deadlines = Deadlines()
         self.lent: set[Connection] = set()
 
     @property
@@ -355,13 +394,14 @@ class Pool:
 
     async def _connect(self, loop: asyncio.AbstractEventLoop, seconds: float) -> Connection:
         address = self.address
+        protocol = partial(Connection, loop, self._deadlines)
         try:
             async with asyncio.timeout(seconds):
                 if address.uds is not None:
-                    _, connection = await loop.create_unix_connection(lambda: Connection(loop), address.uds)
+                    _, connection = await loop.create_unix_connection(protocol, address.uds)
                 else:
                     _, connection = await loop.create_connection(
-                        lambda: Connection(loop), address.host, address.port, ssl=self._context
+                        protocol, address.host, address.port, ssl=self._context
                     )
         except TimeoutError as exc:
             raise ConnectTimeout(f"no connection to {address.authority} within {seconds:g} s") from exc
@@ -402,6 +442,7 @@ class Pool:
 
     def close(self) -> None:
         self._closed = True
+        self._deadlines.close()
         if self._sweep is not None:
             self._sweep.cancel()
             self._sweep = None

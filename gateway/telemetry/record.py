@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from gateway.relay.sse import Usage
 
@@ -12,8 +13,7 @@ Outcome = Literal[
 ]
 
 
-@dataclass(slots=True)
-class TraceIds:
+class TraceIds(msgspec.Struct):
     """W3C trace context of one request: ours, and the caller's span where it sent one."""
 
     trace: int
@@ -24,8 +24,7 @@ class TraceIds:
     state: bytes | None = None
 
 
-@dataclass(slots=True)
-class Record:
+class Record(msgspec.Struct):
     """Filled in on the way, read once at the end. Times are monotonic seconds; `started_ns` is Unix time in
     nanoseconds. An empty tier means that the request ended before it had one."""
 
