@@ -21,13 +21,16 @@ from policies.expressions import (
     Expression,
     FieldTest,
     Not,
+    PatternTest,
     SignalTest,
     text_of,
 )
 from policies.facts import Facts
+from policies.patterns import PLACES, pattern_signal
 from policies.policy import Condition, Policy, Rule
-from policies.signals import SIGNALS, Memo
+from policies.signals import SIGNALS, Memo, Signal
 from policies.syntax import read
+from policies.times import Window, inside
 
 TIERS = ("fast", "exact")
 
@@ -77,6 +80,7 @@ def compile_policy(text: str, file: str, *, tiers: Sequence[str] = TIERS) -> Pol
         warnings=tuple(sorted(problems)),
         signals=frozenset(compiler.signals),
         fields=MappingProxyType(compiler.fields),
+        patterns=MappingProxyType(compiler.patterns),
         shadow=syntax.shadow,
         rollout=syntax.rollout,
     )
@@ -89,6 +93,7 @@ class _Compiler:
         self._conditions: dict[str, Condition] = {}
         self.signals: set[str] = set()
         self.fields: dict[tuple[str, str], frozenset[str]] = {}
+        self.patterns: dict[str, Signal] = {}
 
     def condition(self, expression: Expression) -> Condition:
         match expression:
@@ -111,6 +116,12 @@ class _Compiler:
                     at = (expression.kind, expression.key)
                     self.fields[at] = self.fields.get(at, frozenset()) | (expression.values or frozenset())
                 return _field(expression)
+            case PatternTest(place, pattern):
+                signal = pattern_signal(place, pattern)
+                self.patterns[signal.name] = signal
+                return _pattern(signal, PLACES[place], pattern)
+            case Window():
+                return _window(expression)
 
 
 def _all(parts: list[Condition]) -> Condition:
@@ -178,6 +189,27 @@ def _signal(expression: SignalTest) -> Condition:
         return value is not None and compare(value, operand)
 
     return Condition("signal", text, test, signal=name, asked=asked, denied=denied)
+
+
+def _pattern(signal: Signal, place: str, pattern: str) -> Condition:
+    name, measure = signal.name, signal.read
+
+    def test(facts: Facts, memo: Memo) -> bool:
+        held = memo.get(name)
+        if held is None:
+            held = memo[name] = measure(facts, memo)
+        return bool(held)
+
+    return Condition("field", f"{place} matches {pattern}", test, denied=f"{place} does not match {pattern}")
+
+
+def _window(window: Window) -> Condition:
+    within = inside(window)
+
+    def test(facts: Facts, _memo: Memo) -> bool:
+        return facts.time is not None and within(facts.time)
+
+    return Condition("field", f"the time is within {window}", test, denied=f"the time is not within {window}")
 
 
 def _field(expression: FieldTest) -> Condition:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
+from policies import times
 from policies.document import Diagnostic, Document, Path, unknown
 from policies.expressions import (
     COMPARISONS,
@@ -18,11 +19,16 @@ from policies.expressions import (
     FieldKind,
     FieldTest,
     Not,
+    PatternTest,
     SignalTest,
     operand_of,
     text_of,
 )
+from policies.patterns import PLACES, pattern_signal
 from policies.signals import DIALECTS, SIGNALS, Signal
+from policies.times import Window
+
+T = TypeVar("T")
 
 
 class Reader:
@@ -79,6 +85,10 @@ class ConditionReader(Reader):
             return None if part is None else Not(part)
         if test == "signal":
             return self._signal(path, value)
+        if test == "matches":
+            return self._matches(inner, value[test])
+        if test == "time":
+            return self._time(inner, value[test])
         if test in PAIRS:
             return self._pairs(test, inner, value[test])
         if test in NAMES:
@@ -118,6 +128,69 @@ class ConditionReader(Reader):
         if len(parts) != len(value):
             return None
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
+
+    def _matches(self, path: Path, value: Any) -> Expression | None:
+        if not isinstance(value, dict):
+            return self._patterns(path, "user", value)
+        self.known_keys(path, value, PLACES)
+        read = [self._patterns((*path, place), place, value[place]) for place in PLACES if place in value]
+        parts = tuple(part for part in read if part is not None)
+        if not value or len(parts) < len(value):
+            if not value:
+                self.problem(path, "`matches` is a pattern, or a mapping with the keys `user` and `system`")
+            return None
+        return parts[0] if len(parts) == 1 else AllOf(parts)
+
+    def _patterns(self, path: Path, place: str, value: Any) -> Expression | None:
+        """One pattern, or a list of which one must be found."""
+        each = value if isinstance(value, list) else [value]
+        parts: list[Expression] = []
+        for index, pattern in enumerate(each):
+            at = (*path, index) if isinstance(value, list) else path
+            if not isinstance(pattern, str):
+                self.problem(at, "expected a pattern (RE2), or a list of patterns")
+                continue
+            try:
+                pattern_signal(place, pattern)
+            except ValueError as error:
+                self.problem(at, str(error))
+                continue
+            parts.append(PatternTest(place, pattern))
+        if not each:
+            self.problem(path, "the list is empty, so this would never hold")
+        if not parts or len(parts) < len(each):
+            return None
+        return parts[0] if len(parts) == 1 else AnyOf(tuple(parts))
+
+    def _time(self, path: Path, value: Any) -> Expression | None:
+        keys = ("from", "to", "days", "zone")
+        if not isinstance(value, dict) or not value:
+            self.problem(path, "write `time: {from: 08:00, to: 18:00, days: mon-fri, zone: Europe/Berlin}`")
+            return None
+        before = len(self.problems)
+        self.known_keys(path, value, keys)
+        begin = self._parsed((*path, "from"), value.get("from", "00:00"), times.clock)
+        end = self._parsed((*path, "to"), value.get("to", "24:00"), times.clock)
+        days: frozenset[int] = frozenset()
+        given = value.get("days", ["mon-sun"])
+        for index, item in enumerate(given if isinstance(given, list) else [given]):
+            at = (*path, "days", index) if isinstance(given, list) else (*path, "days")
+            days |= self._parsed(at, item, times.days) or frozenset()
+        zone = value.get("zone", "UTC")
+        self._parsed((*path, "zone"), zone, lambda name: times.zone(str(name)))
+        if len(self.problems) > before or begin is None or end is None:
+            return None
+        if not days or begin == end:
+            self.problem(path, "the window is empty, so this would never hold")
+            return None
+        return Window(begin, end, days, zone)
+
+    def _parsed(self, path: Path, value: Any, parse: Callable[[Any], T]) -> T | None:
+        try:
+            return parse(value)
+        except ValueError as error:
+            self.problem(path, str(error))
+            return None
 
     def _values(self, path: Path, value: Any) -> frozenset[str] | None:
         """The texts that a field may have: one or a list; true, false and numbers stand for their text."""

@@ -8,11 +8,12 @@ from typing import Any, Literal, TypeAlias
 from policies import units
 from policies.document import unknown
 from policies.signals import Signal
+from policies.times import Window
 
 COMPARISONS = {"at_least": ">=", "above": ">", "at_most": "<=", "below": "<", "equals": "", "in": "one of"}
 PAIRS = ("header", "metadata")
 NAMES = ("tenant_tag", "tenant", "model", "dialect")
-TESTS = ("signal", *PAIRS, *NAMES, "all", "any", "not")
+TESTS = ("signal", *PAIRS, *NAMES, "matches", "time", "all", "any", "not")
 
 FieldKind: TypeAlias = Literal["header", "metadata", "tenant_tag", "tenant", "model", "dialect"]
 Operand: TypeAlias = float | int | bool | str | frozenset[float | int | str]
@@ -56,7 +57,15 @@ class FieldTest:
     values: frozenset[str] | None
 
 
-Expression: TypeAlias = AllOf | AnyOf | Not | ClassName | SignalTest | FieldTest
+@dataclass(frozen=True, slots=True)
+class PatternTest:
+    """`place` is one of `policies.patterns.PLACES`."""
+
+    place: str
+    pattern: str
+
+
+Expression: TypeAlias = AllOf | AnyOf | Not | ClassName | SignalTest | FieldTest | PatternTest | Window
 
 
 def operand_of(signal: Signal, op: str, value: Any) -> Operand:
@@ -83,6 +92,8 @@ def _scalar(signal: Signal, value: Any) -> float | int | bool | str:
         return value
     if signal.kind == "count":
         return units.count(value)
+    if signal.kind == "share":
+        return units.share(value)
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError(f"the signal `{signal.name}` is a number")
     if signal.kind == "score" and not 0 <= value <= 1:

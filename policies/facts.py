@@ -33,7 +33,8 @@ class Facts:
     """One request as policies see it.
 
     `headers` maps lower-case names to values; `metadata` is the body's own, and may hold anything.
-    `read` is called once at most, and only where a rule asks for the conversation.
+    `read` is called once at most, and only where a rule asks for the conversation. `time` is when the request
+    came, in Unix seconds; without it no window of time holds.
     """
 
     __slots__ = (
@@ -50,6 +51,7 @@ class Facts:
         "tags",
         "temperature",
         "tenant",
+        "time",
     )
 
     def __init__(
@@ -67,6 +69,7 @@ class Facts:
         structured: bool = False,
         output_tokens: int | None = None,
         temperature: float | None = None,
+        time: float | None = None,
     ) -> None:
         self.dialect = dialect
         self.model = model
@@ -79,6 +82,7 @@ class Facts:
         self.structured = structured
         self.output_tokens = output_tokens
         self.temperature = temperature
+        self.time = time
         self._read = read
         self._conversation: Conversation | None = None
 
@@ -97,3 +101,7 @@ class Facts:
             if turn.role == "user":
                 return turn.text
         return ""
+
+    def system_text(self) -> str:
+        """The system prompt; of several, all, a line each."""
+        return "\n".join(turn.text for turn in self.conversation.turns if turn.role == "system")

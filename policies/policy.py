@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
@@ -11,10 +11,11 @@ from policies.decision import NO_EDITS, Busy, Contract, Decision, Edits, SignalV
 from policies.document import Diagnostic
 from policies.facts import Facts
 from policies.plan import Plan
-from policies.signals import SIGNALS, Memo
+from policies.signals import SIGNALS, Memo, Signal
 
 OTHERWISE = "no rule before it held"
 ALWAYS = "it has no `when`"
+NO_PATTERNS: Mapping[str, Signal] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`hash` names the content; `signals` and `fields` are all that its rules read.
+    """`hash` names the content. Its rules read `signals`, `patterns` (by their names), `fields`
+    and the time.
 
     `fields` are headers and metadata entries, as (`header` or `metadata`, name), each with the values that it
     is compared with, without case; none where it need only be there. `shadow` names a candidate that decides
@@ -86,6 +88,7 @@ class Policy:
     warnings: tuple[Diagnostic, ...]
     signals: frozenset[str]
     fields: Mapping[tuple[str, str], frozenset[str]]
+    patterns: Mapping[str, Signal] = field(default_factory=lambda: NO_PATTERNS)
     shadow: str | None = None
     rollout: float = 0.0
 
@@ -105,7 +108,7 @@ class Policy:
     @property
     def needs_conversation(self) -> bool:
         """Whether deciding may read the text of a request."""
-        return any(SIGNALS[name].reads_text for name in self.signals)
+        return bool(self.patterns) or any(SIGNALS[name].reads_text for name in self.signals)
 
     @property
     def tiers(self) -> frozenset[str]:
@@ -135,7 +138,8 @@ class Policy:
         memo = {} if memo is None else memo
         decision = self.decide(facts, dict(memo))
         signals = {
-            name: memo[name] if name in memo else signal.read(facts, memo) for name, signal in SIGNALS.items()
+            name: memo[name] if name in memo else signal.read(facts, memo)
+            for name, signal in (*SIGNALS.items(), *self.patterns.items())
         }
         memo.update(signals)
         outcomes: list[RuleOutcome] = []
@@ -149,7 +153,8 @@ class Policy:
             outcomes.append(RuleOutcome(rule.name, rule.send, held, decided is None, reasons))
             if held and decided is None:
                 decided = rule
-        return Explanation(decision, MappingProxyType(signals), self.signals, tuple(outcomes))
+        used = self.signals | self.patterns.keys()
+        return Explanation(decision, MappingProxyType(signals), used, tuple(outcomes))
 
     def _decision(self, rule: Rule, facts: Facts, memo: Memo) -> Decision:
         reasons = (OTHERWISE,) if rule.when is None else tuple(_reasons(rule.when, True, facts, memo))

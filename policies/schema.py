@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from policies.expressions import COMPARISONS, NAMES, PAIRS
+from policies.patterns import MAX_PATTERN, PLACES
 from policies.signals import DIALECTS, SIGNALS, Signal
+from policies.times import DAYS
 from policies.units import PERIODS, SECONDS
 
 Schema = dict[str, Any]
@@ -56,9 +58,7 @@ def policy_schema() -> Schema:
                 "examples": ["candidate.yaml", "strict"],
             },
             "rollout": {
-                **_either(
-                    {"type": "string", "pattern": _SHARE}, {"type": "number", "minimum": 0, "maximum": 1}
-                ),
+                **_ref("share"),
                 "description": "The share of conversations that the candidate decides.",
                 "default": 0,
                 "examples": ["10%"],
@@ -72,8 +72,18 @@ def policy_schema() -> Schema:
             "contract": _contract(),
             "busy": _busy(),
             "duration": {"type": "string", "pattern": _DURATION, "examples": ["20s"]},
-            "rate": {"type": "string", "pattern": _RATE, "examples": ["600/min", "200k/min"]},
-            "count": _either({"type": "integer", "minimum": 0}, {"type": "string", "pattern": _COUNT}),
+            "rate": {
+                "type": "string",
+                "pattern": _RATE,
+                "examples": ["600/min", "200k/min"],
+            },
+            "count": _either(
+                {"type": "integer", "minimum": 0}, {"type": "string", "pattern": _COUNT}
+            ),
+            "share": _either(
+                {"type": "string", "pattern": _SHARE},
+                {"type": "number", "minimum": 0, "maximum": 1},
+            ),
             "texts": _texts(),
             "plan": _plan(),
         },
@@ -104,9 +114,13 @@ def _condition() -> Schema:
         {"type": "string", "description": "The name of a class."},
         _object({"all": conditions}, ["all"], "Holds where every condition holds."),
         _object({"any": conditions}, ["any"], "Holds where one condition holds."),
-        _object({"not": _ref("condition")}, ["not"], "Holds where the condition does not."),
+        _object(
+            {"not": _ref("condition")}, ["not"], "Holds where the condition does not."
+        ),
         *(_pair(name) for name in PAIRS),
         *(_name(name) for name in NAMES),
+        _matches(),
+        _time(),
         *(_signal(signal) for signal in SIGNALS.values()),
     )
 
@@ -117,16 +131,70 @@ def _texts() -> Schema:
 
 
 def _pair(name: str) -> Schema:
-    values = {"type": "object", "additionalProperties": _ref("texts"), "minProperties": 1}
+    values = {
+        "type": "object",
+        "additionalProperties": _ref("texts"),
+        "minProperties": 1,
+    }
     present = {"type": "string", "description": "A name that need only be there."}
-    return _object({name: _either(values, present)}, [name], f"A {name} entry, compared without case.")
+    return _object(
+        {name: _either(values, present)},
+        [name],
+        f"A {name} entry, compared without case.",
+    )
 
 
 def _name(name: str) -> Schema:
     if name != "dialect":
         return _object({name: _ref("texts")}, [name])
     one = {"enum": list(DIALECTS)}
-    return _object({name: _either(one, {"type": "array", "items": one, "minItems": 1})}, [name])
+    return _object(
+        {name: _either(one, {"type": "array", "items": one, "minItems": 1})}, [name]
+    )
+
+
+def _matches() -> Schema:
+    one = {"type": "string", "minLength": 1, "maxLength": MAX_PATTERN}
+    patterns = _either(one, {"type": "array", "items": one, "minItems": 1})
+    places = {
+        place: {**patterns, "description": f"In {what}."}
+        for place, what in PLACES.items()
+    }
+    both = {**_object(places, []), "minProperties": 1}
+    about = "Holds where a pattern (RE2) is found in the last user turn, or in the system prompt."
+    return _object({"matches": _either(*patterns["anyOf"], both)}, ["matches"], about)
+
+
+def _time() -> Schema:
+    clock = {"type": "string", "pattern": "^([01]?[0-9]|2[0-3]):[0-5][0-9]$|^24:00$"}
+    day = "|".join(DAYS)
+    span = {
+        "type": "string",
+        "pattern": f"^({day})(-({day}))?$",
+        "examples": ["mon-fri"],
+    }
+    window = _object(
+        {
+            "from": {**clock, "default": "00:00"},
+            "to": {
+                **clock,
+                "default": "24:00",
+                "description": "Before `from`: on the next day.",
+            },
+            "days": {
+                **_either(span, {"type": "array", "items": span, "minItems": 1}),
+                "default": "mon-sun",
+                "description": "The days on which the window begins.",
+            },
+            "zone": {"type": "string", "default": "UTC", "examples": ["Europe/Berlin"]},
+        },
+        [],
+    )
+    return _object(
+        {"time": {**window, "minProperties": 1}},
+        ["time"],
+        "Holds within these hours and days.",
+    )
 
 
 def _signal(signal: Signal) -> Schema:
@@ -137,6 +205,8 @@ def _signal(signal: Signal) -> Schema:
         value = {"enum": list(signal.values)} if signal.values else {"type": "string"}
     elif signal.kind == "count":
         value = _ref("count")
+    elif signal.kind == "share":
+        value = _ref("share")
     elif signal.kind == "score":
         value = {"type": "number", "minimum": 0, "maximum": 1}
     else:
@@ -148,8 +218,12 @@ def _signal(signal: Signal) -> Schema:
             properties["in"] = {"type": "array", "items": value, "minItems": 1}
         elif comparison == "equals" or ordered:
             properties[comparison] = value
-    schema = _object(properties, ["signal"], f"{signal.about[0].upper()}{signal.about[1:]}.")
-    return schema if signal.kind in ("flag", "count") else {**schema, "minProperties": 2}
+    schema = _object(
+        properties, ["signal"], f"{signal.about[0].upper()}{signal.about[1:]}."
+    )
+    return (
+        schema if signal.kind in ("flag", "count") else {**schema, "minProperties": 2}
+    )
 
 
 def _rule() -> Schema:
@@ -166,14 +240,32 @@ def _rule() -> Schema:
     return _object(
         {
             "name": name,
-            "when": {**_ref("condition"), "description": "Left out in the last rule only."},
+            "when": {
+                **_ref("condition"),
+                "description": "Left out in the last rule only.",
+            },
             "send": {**_ref("tier"), "description": "The tier that takes the request."},
             "if_busy": _ref("busy"),
             "if_unavailable": _ref("contract"),
-            "priority": {"type": "integer", "default": 0, "description": "Lower is served earlier."},
-            "trace": {"const": "always", "description": "Trace these requests whatever the sampling."},
-            "cap": _object({"max_tokens": max_tokens}, ["max_tokens"], "Upper bounds put on the request."),
-            "set": _object({"temperature": temperature}, ["temperature"], "Values set in the request."),
+            "priority": {
+                "type": "integer",
+                "default": 0,
+                "description": "Lower is served earlier.",
+            },
+            "trace": {
+                "const": "always",
+                "description": "Trace these requests whatever the sampling.",
+            },
+            "cap": _object(
+                {"max_tokens": max_tokens},
+                ["max_tokens"],
+                "Upper bounds put on the request.",
+            ),
+            "set": _object(
+                {"temperature": temperature},
+                ["temperature"],
+                "Values set in the request.",
+            ),
         },
         ["name", "send"],
     )
@@ -209,13 +301,18 @@ def _plan() -> Schema:
         "type": "object",
         "properties": {
             "requests": _ref("rate"),
-            "tokens": {**_ref("rate"), "description": "Prompt and completion tokens over all tiers."},
+            "tokens": {
+                **_ref("rate"),
+                "description": "Prompt and completion tokens over all tiers.",
+            },
             "concurrent": {**_ref("count"), "description": "Requests in flight."},
             "output": {
                 **_ref("count"),
                 "description": "Completion tokens reserved where none are asked for.",
             },
         },
-        "patternProperties": {"^.+_tokens$": {**_ref("rate"), "description": "Tokens of one tier."}},
+        "patternProperties": {
+            "^.+_tokens$": {**_ref("rate"), "description": "Tokens of one tier."}
+        },
         "additionalProperties": False,
     }

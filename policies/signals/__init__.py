@@ -7,10 +7,11 @@ from types import MappingProxyType
 
 from policies.signals.content import CONTENT_SIGNALS
 from policies.signals.request import DIALECTS, REQUEST_SIGNALS
+from policies.signals.sample import SAMPLE_SIGNALS
 from policies.signals.signal import Kind, Memo, Signal
 
 SIGNALS: Mapping[str, Signal] = MappingProxyType(
-    {signal.name: signal for signal in (*CONTENT_SIGNALS, *REQUEST_SIGNALS)}
+    {signal.name: signal for signal in (*CONTENT_SIGNALS, *REQUEST_SIGNALS, *SAMPLE_SIGNALS)}
 )
 
 __all__ = ["DIALECTS", "SIGNALS", "Kind", "Memo", "Signal"]

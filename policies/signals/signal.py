@@ -12,15 +12,16 @@ from policies.facts import Facts
 Memo: TypeAlias = dict[str, Any]
 """What was measured of one request so far: signals by name, shared work under names that start with a dot."""
 
-Kind: TypeAlias = Literal["score", "count", "number", "flag", "text"]
+Kind: TypeAlias = Literal["score", "share", "count", "number", "flag", "text"]
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
     """`read` gives the value, None where the request does not say (no comparison holds for None).
 
-    `kind`: score is 0..1, count a whole number from 0, number any, flag yes or no, text one of `values` (any
-    text where that is empty). `reads_text`: whether the conversation is needed.
+    `kind`: score and share are 0..1 (a share may be written `10%`), count a whole number from 0, number any,
+    flag yes or no, text one of `values` (any where that is empty). `reads_text`: whether the conversation is
+    needed.
     """
 
     name: str

@@ -30,6 +30,23 @@ SCALARS = st.one_of(
 TEXTS = st.one_of(SCALARS, st.lists(SCALARS, max_size=2))
 
 
+PATTERN = st.sampled_from(["hi", "^def ", "(?i)HI$", r"\d", "(", "a(?=b)", ""])
+PATTERNS = st.one_of(
+    PATTERN,
+    st.lists(PATTERN, max_size=2),
+    st.dictionaries(st.sampled_from(["user", "system"]), PATTERN, max_size=2),
+)
+WINDOWS = st.fixed_dictionaries(
+    {},
+    optional={
+        "from": st.sampled_from(["08:00", "22:30", "24:00", "8"]),
+        "to": st.sampled_from(["06:00", "18:00"]),
+        "days": st.sampled_from(["mon-fri", "sat", ["sun", "tue-thu"], "someday"]),
+        "zone": st.sampled_from(["UTC", "Europe/Berlin", "Mars/Base"]),
+    },
+)
+
+
 def rarely(often: st.SearchStrategy[Any], rare: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.integers(0, 15).flatmap(lambda roll: rare if roll == 0 else often)
 
@@ -39,6 +56,7 @@ def signal_tests(draw: st.DrawFn) -> dict[str, Any]:
     signal = draw(st.sampled_from(list(SIGNALS.values())))
     fitting = {
         "score": st.floats(0, 1),
+        "share": st.one_of(st.floats(0, 1), st.sampled_from(["10%", "50%"])),
         "count": st.integers(0, 5),
         "number": st.floats(0, 2),
         "flag": st.booleans(),
@@ -65,6 +83,8 @@ def conditions(classes: tuple[str, ...]) -> st.SearchStrategy[Any]:
             st.sampled_from(["high", True, 3, ["high", "3"]]),
         ),
         st.builds(lambda tag: {"tenant_tag": tag}, st.sampled_from(["x", "y"])),
+        st.builds(lambda value: {"matches": value}, PATTERNS),
+        st.builds(lambda value: {"time": value}, WINDOWS),
     ]
     if classes:
         leaves.append(st.sampled_from(classes))
@@ -126,6 +146,7 @@ REQUESTS = st.fixed_dictionaries(
         "output_tokens": st.one_of(st.none(), st.integers(0, 10)),
         "temperature": st.one_of(st.none(), st.floats(0, 2)),
         "tool_results": st.integers(0, 3),
+        "time": st.one_of(st.none(), st.integers(1_760_000_000, 1_800_000_000)),
     }
 )
 
