@@ -77,9 +77,7 @@ def policy_schema() -> Schema:
                 "pattern": _RATE,
                 "examples": ["600/min", "200k/min"],
             },
-            "count": _either(
-                {"type": "integer", "minimum": 0}, {"type": "string", "pattern": _COUNT}
-            ),
+            "count": _either({"type": "integer", "minimum": 0}, {"type": "string", "pattern": _COUNT}),
             "share": _either(
                 {"type": "string", "pattern": _SHARE},
                 {"type": "number", "minimum": 0, "maximum": 1},
@@ -114,9 +112,7 @@ def _condition() -> Schema:
         {"type": "string", "description": "The name of a class."},
         _object({"all": conditions}, ["all"], "Holds where every condition holds."),
         _object({"any": conditions}, ["any"], "Holds where one condition holds."),
-        _object(
-            {"not": _ref("condition")}, ["not"], "Holds where the condition does not."
-        ),
+        _object({"not": _ref("condition")}, ["not"], "Holds where the condition does not."),
         *(_pair(name) for name in PAIRS),
         *(_name(name) for name in NAMES),
         _matches(),
@@ -148,18 +144,13 @@ def _name(name: str) -> Schema:
     if name != "dialect":
         return _object({name: _ref("texts")}, [name])
     one = {"enum": list(DIALECTS)}
-    return _object(
-        {name: _either(one, {"type": "array", "items": one, "minItems": 1})}, [name]
-    )
+    return _object({name: _either(one, {"type": "array", "items": one, "minItems": 1})}, [name])
 
 
 def _matches() -> Schema:
     one = {"type": "string", "minLength": 1, "maxLength": MAX_PATTERN}
     patterns = _either(one, {"type": "array", "items": one, "minItems": 1})
-    places = {
-        place: {**patterns, "description": f"In {what}."}
-        for place, what in PLACES.items()
-    }
+    places = {place: {**patterns, "description": f"In {what}."} for place, what in PLACES.items()}
     both = {**_object(places, []), "minProperties": 1}
     about = "Holds where a pattern (RE2) is found in the last user turn, or in the system prompt."
     return _object({"matches": _either(*patterns["anyOf"], both)}, ["matches"], about)
@@ -218,12 +209,8 @@ def _signal(signal: Signal) -> Schema:
             properties["in"] = {"type": "array", "items": value, "minItems": 1}
         elif comparison == "equals" or ordered:
             properties[comparison] = value
-    schema = _object(
-        properties, ["signal"], f"{signal.about[0].upper()}{signal.about[1:]}."
-    )
-    return (
-        schema if signal.kind in ("flag", "count") else {**schema, "minProperties": 2}
-    )
+    schema = _object(properties, ["signal"], f"{signal.about[0].upper()}{signal.about[1:]}.")
+    return schema if signal.kind in ("flag", "count") else {**schema, "minProperties": 2}
 
 
 def _rule() -> Schema:
@@ -311,8 +298,6 @@ def _plan() -> Schema:
                 "description": "Completion tokens reserved where none are asked for.",
             },
         },
-        "patternProperties": {
-            "^.+_tokens$": {**_ref("rate"), "description": "Tokens of one tier."}
-        },
+        "patternProperties": {"^.+_tokens$": {**_ref("rate"), "description": "Tokens of one tier."}},
         "additionalProperties": False,
     }
