@@ -7,8 +7,9 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
+from typing import Any
 
 from engines.fleet import Fleet
 from engines.health import Schedule, Watch
@@ -98,9 +99,9 @@ class Public:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
 
-    async def answer(self, client: Client) -> None:
+    def answer(self, client: Client) -> Coroutine[Any, Any, None]:
         """One request of our own server."""
-        await Exchange(self._gateway, client).run()
+        return Exchange(self._gateway, client).run()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request of another ASGI server."""

@@ -49,7 +49,8 @@ class RetryBudget:
         self._balance = BUDGET_START
 
     def request(self) -> None:
-        self._balance = min(BUDGET_CAP, self._balance + self._share)
+        if self._balance < BUDGET_CAP:
+            self._balance += self._share
 
     def take(self) -> bool:
         if self._balance < 1:

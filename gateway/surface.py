@@ -79,8 +79,11 @@ class HeaderView(Mapping[str, str]):
 
     def get(self, name: str, default: Any = None) -> Any:
         key = name.encode("latin-1", "replace")
-        values = [value for header, value in self._raw if header == key]
-        return b", ".join(values).decode("latin-1") if values else default
+        found: bytes | None = None
+        for header, value in self._raw:
+            if header == key:
+                found = value if found is None else b"%b, %b" % (found, value)
+        return default if found is None else found.decode("latin-1")
 
     def __getitem__(self, name: str) -> str:
         value = self.get(name)

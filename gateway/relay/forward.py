@@ -91,7 +91,8 @@ class Forward:
             await connection.wait()
 
     async def _json(self, content_type: bytes) -> None:
-        body = await self._whole(JSON_HELD)
+        connection = self._connection
+        body = connection.take() if connection.complete else await self._whole(JSON_HELD)
         if body is None:
             await self._pass_on(content_type)
             return
@@ -100,7 +101,7 @@ class Forward:
         except (msgspec.DecodeError, RecursionError):
             raise self._not_json(body) from None
         self._asker.begun(body)
-        await self._client.reply(self._connection.status, self._asker.head(content_type), body)
+        await self._client.reply(connection.status, self._asker.head(content_type), body)
 
     def _not_json(self, body: bytes) -> GatewayError:
         shown = "something that is not a JSON object" if body.strip() else "an empty body"

@@ -156,10 +156,12 @@ class Request(Client):
             self._connection.write(self._framed(data))
 
     def _framed(self, data: bytes) -> bytes:
-        head, self._head = self._head, b""
-        if self._http10:
-            return head + data
-        return b"%b%x\r\n%b\r\n" % (head, len(data), data) if data else head
+        if self._head:
+            head, self._head = self._head, b""
+            if self._http10:
+                return head + data
+            return b"%b%x\r\n%b\r\n" % (head, len(data), data) if data else head
+        return data if self._http10 or not data else b"%x\r\n%b\r\n" % (len(data), data)
 
     @property
     def paused(self) -> bool:
@@ -225,6 +227,10 @@ class Connection(asyncio.Protocol):
         self._reading: Request | None = None
         self._running: Request | None = None
         self._waiting: deque[Request] = deque()
+        # One task answers all requests of a connection: making one for each would cost more than reading it.
+        self._worker: asyncio.Task[None] | None = None
+        self._turn: Request | None = None
+        self._idle: asyncio.Future[None] | None = None
         self._idle_since = self.loop.time()
         self._idle_timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
@@ -251,6 +257,7 @@ class Connection(asyncio.Protocol):
         if self._running is not None:
             self._running.lost()
         self._waiting.clear()
+        self._wake_worker()
         self.resume_writing()
         self._reading = self._running = None
         # The parser calls back into this connection: without it, no cycle is left.
@@ -381,11 +388,38 @@ class Connection(asyncio.Protocol):
     # requests and their replies
 
     def _run(self, request: Request) -> None:
-        self._running = request
-        request.task = task = self.loop.create_task(self._answer(request))
-        tasks = self._state.tasks
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        self._running = self._turn = request
+        if self._worker is None:
+            self._worker = self.loop.create_task(self._work())
+        else:
+            self._wake_worker()
+
+    def _wake_worker(self) -> None:
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def _work(self) -> None:
+        """Answer the connection's requests, one at a time, until it is closed."""
+        worker, tasks = self._worker, self._state.tasks
+        assert worker is not None
+        try:
+            while (request := await self._next_turn()) is not None:
+                request.task = worker
+                tasks.add(worker)
+                try:
+                    await self._answer(request)
+                finally:
+                    tasks.discard(worker)
+        finally:
+            self._worker = self._idle = None
+
+    async def _next_turn(self) -> Request | None:
+        if self._turn is None and not self.transport.is_closing():
+            self._idle = self.loop.create_future()
+            await self._idle
+            self._idle = None
+        request, self._turn = self._turn, None
+        return request
 
     def answered(self, request: Request) -> None:
         self._state.total_requests += 1

@@ -38,6 +38,9 @@ BETWEEN_TOKENS = (
 )
 LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 DECISION = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0004, 0.001, 0.005, 0.025, 0.1)
+Series = tuple[Count, Buckets, Count, Count, Count, Buckets]
+"""What a request of the same dialect, tier, rule and outcome counts in: requests, seconds, prompt, cached and
+completion tokens, seconds to the first token."""
 STATES = ("starting", "ready", "suspect", "down")
 
 
@@ -131,7 +134,7 @@ class Metrics:
         self._policy = Gauge(
             "dualgauge_policy_info", "1 for the policy in force", ["hash"], registry=self.registry
         )
-        self._by_tier: dict[str, tuple[Count, Count, Count, Buckets]] = {}
+        self._series: dict[tuple[str, str, str, str], Series] = {}
         self.registry.register(FleetCollector(fleet, store))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -146,18 +149,14 @@ class Metrics:
 
     def count(self, record: Record) -> None:
         """One request, whatever became of it."""
+        labels = record.dialect, record.tier, record.rule, record.outcome
+        series = self._series.get(labels)
+        if series is None:
+            series = self._series[labels] = self._series_of(*labels)
+        requests, whole, prompt, cached, completion, first = series
+        requests.value += 1
+        whole.observe(record.ended - record.started)
         tier = record.tier or "none"
-        self._requests.labels(record.dialect, tier, record.rule or "none", record.outcome).value += 1
-        self._whole.labels(record.dialect, tier).observe(record.ended - record.started)
-        children = self._by_tier.get(tier)
-        if children is None:
-            children = self._by_tier[tier] = (
-                self._tokens.labels(tier, "prompt"),
-                self._tokens.labels(tier, "cached"),
-                self._tokens.labels(tier, "completion"),
-                self._first.labels(tier),
-            )
-        prompt, cached, completion, first = children
         usage = record.usage
         if usage is not None:
             prompt.value += usage.prompt
@@ -175,6 +174,17 @@ class Metrics:
             self._retries.labels(tier).add(record.attempts - 1)
         if record.queue_seconds:
             self._queue.labels(tier).observe(record.queue_seconds)
+
+    def _series_of(self, dialect: str, tier: str, rule: str, outcome: str) -> Series:
+        tier, rule = tier or "none", rule or "none"
+        return (
+            self._requests.labels(dialect, tier, rule, outcome),
+            self._whole.labels(dialect, tier),
+            self._tokens.labels(tier, "prompt"),
+            self._tokens.labels(tier, "cached"),
+            self._tokens.labels(tier, "completion"),
+            self._first.labels(tier),
+        )
 
     def overhead(self, seconds: float) -> None:
         self._overhead.observe(seconds)
