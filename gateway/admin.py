@@ -31,6 +31,7 @@ def status_body(gateway: Gateway) -> dict[str, object]:
     """What `dualgauge status` shows: engines, tiers, policy, and what needs a person."""
     fleet = gateway.fleet
     missing = fleet.missing()
+    candidate = gateway.snapshot.candidate
     return {
         "model": gateway.config.model,
         "draining": gateway.draining,
@@ -57,6 +58,8 @@ def status_body(gateway: Gateway) -> dict[str, object]:
             "hash": gateway.snapshot.policy.hash,
             "rules": [rule.name for rule in gateway.snapshot.policy.rules],
             "reload_error": gateway.reload_error,
+            "shadow": None if candidate is None else candidate.status(),
+            "shadow_error": gateway.shadow_error,
         },
         "leases": gateway.store.in_use(),
     }

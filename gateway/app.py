@@ -15,51 +15,25 @@ from engines.fleet import Fleet
 from engines.health import Schedule, Watch
 from engines.spec import EngineSpec
 from gateway.admin import admin_app
-from gateway.config import SHIPPED_POLICY, Config
-from gateway.files import read_text
-from gateway.identity import Known, read_keys
+from gateway.config import Config
 from gateway.limits.memory import MemoryStore
 from gateway.pipeline import Exchange
 from gateway.relay.client import AsgiClient, Client, Receive, Scope, Send
 from gateway.relay.fetch import fetch
-from gateway.runtime import Gateway, RetryBudget, Snapshot, StoredReplies, Upstream, model_names
+from gateway.runtime import Gateway, RetryBudget, Stamps, StoredReplies, Upstream
+from gateway.snapshots import read_snapshot, reload, told, watch_files
+from gateway.telemetry.decision_log import DecisionLog
+from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.traces import Tracer, otlp_tracer
-from policies.compile import compile_policy
-from policies.document import Diagnostic, ProblemsError, unknown
-from policies.policy import Policy
-from policies.shipped import SHIPPED, shipped
 
 logger = logging.getLogger("dualgauge.gateway")
 
 # Engines that we launch are told to keep idle connections for 75 s; others may be vLLM with its 5 s.
 LAUNCHED_IDLE_SECONDS = 60.0
 EXTERNAL_IDLE_SECONDS = 3.0
-FILE_POLL_SECONDS = 1.0
-
-
-def read_policy(config: Config) -> Policy:
-    """The policy of a deployment. Raises ProblemsError."""
-    if SHIPPED_POLICY.fullmatch(config.policy):
-        try:
-            text, file = shipped(config.policy)
-        except KeyError:
-            message = unknown("policy", config.policy, SHIPPED)
-            raise ProblemsError([Diagnostic(str(config.path), 1, 1, "error", message)]) from None
-    else:
-        text, file = read_text(Path(config.policy)), config.policy
-    return compile_policy(text, file, tiers=config.tiers)
-
-
-def read_snapshot(config: Config) -> Snapshot:
-    """Policy and keys as they stand now. Raises ProblemsError."""
-    policy = read_policy(config)
-    known = Known(tiers=config.tiers, plans=tuple(policy.plans), models=tuple(model_names(config)))
-    keyring = read_keys(config.keys, known, loopback=config.listen.loopback)
-    for warning in (*policy.warnings, *keyring.warnings):
-        logger.warning("%s", warning)
-    return Snapshot(policy, keyring)
+LOG_SECONDS = 5.0
 
 
 def build(config: Config, tracer: Tracer | None = None) -> Gateway:
@@ -68,12 +42,12 @@ def build(config: Config, tracer: Tracer | None = None) -> Gateway:
     rand = random.Random()  # noqa: S311 - ids and sampling, no secrets
     fleet = Fleet(config.engines, config.tiers)
     store = MemoryStore(clock)
-    snapshot = read_snapshot(config)
+    stamps: Stamps = {}
+    snapshot, problem = read_snapshot(config, stamps=stamps)
     metrics = Metrics(fleet, store)
-    metrics.policy(snapshot.policy.hash)
     if tracer is None and config.telemetry.otlp is not None:
         tracer = otlp_tracer(config.telemetry.otlp, config.telemetry.sample, rand)
-    return Gateway(
+    gateway = Gateway(
         config=config,
         snapshot=snapshot,
         fleet=fleet,
@@ -86,7 +60,19 @@ def build(config: Config, tracer: Tracer | None = None) -> Gateway:
         clock=clock,
         wall=time.time,
         rand=rand,
+        decisions=_decisions(config, metrics),
+        stamps=stamps,
     )
+    told(gateway, problem)
+    return gateway
+
+
+def _decisions(config: Config, metrics: Metrics) -> Decisions | None:
+    part = config.decision_log
+    if part is None:
+        return None
+    log = DecisionLog(Path(part.path), part.size, part.keep, metrics.decisions_dropped)
+    return Decisions(log, measure_all=part.signals == "all")
 
 
 def _idle_seconds(spec: EngineSpec) -> float:
@@ -109,32 +95,12 @@ class Public:
             await Exchange(self._gateway, AsgiClient(scope, receive, send)).run()
 
 
-def reload(gateway: Gateway) -> str | None:
-    """Read policy and keys again; None, or why the old ones were kept."""
-    try:
-        snapshot = read_snapshot(gateway.config)
-    except ProblemsError as exc:
-        gateway.reload_error = str(exc)
-        gateway.metrics.reload_failed(_which_file(gateway.config, exc))
-        logger.error("reload refused, the old files stay in force:\n%s", exc)
-        return gateway.reload_error
-    if snapshot.policy.hash != gateway.snapshot.policy.hash:
-        logger.info("policy %s replaces %s", snapshot.policy.hash, gateway.snapshot.policy.hash)
-    gateway.snapshot = snapshot
-    gateway.reload_error = None
-    gateway.metrics.policy(snapshot.policy.hash)
-    return None
-
-
-def _which_file(config: Config, problems: ProblemsError) -> str:
-    keys = config.keys is not None and any(d.file == str(config.keys) for d in problems.diagnostics)
-    return "keys" if keys else "policy"
-
-
 @contextlib.asynccontextmanager
 async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
-    """The gateway's own work beside requests: health probes, and watching its files. Ends with nothing left:
-    no task, no socket."""
+    """The gateway's own work beside requests: health probes, watching its files, its decision log. Ends with
+    nothing left: no task, no socket, no line unwritten. Raises OSError where the log cannot be opened."""
+    if gateway.decisions is not None:
+        gateway.decisions.log.start()
     schedule = Schedule(
         gateway.config.health.every, gateway.config.health.down_after, gateway.config.health.up_after
     )
@@ -146,7 +112,7 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
     )
     tasks = [
         asyncio.create_task(watch.run(), name="health"),
-        asyncio.create_task(_watch_files(gateway), name="files"),
+        asyncio.create_task(watch_files(gateway), name="files"),
         asyncio.create_task(watch_lag(gateway.metrics.lag, gateway.clock), name="lag"),
     ]
     try:
@@ -157,35 +123,10 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         await asyncio.gather(*tasks, return_exceptions=True)
         for upstream in gateway.upstreams.values():
             upstream.pool.close()
+        if gateway.decisions is not None:
+            await asyncio.to_thread(gateway.decisions.log.close, LOG_SECONDS)
         if gateway.tracer is not None:
             await asyncio.to_thread(gateway.tracer.close)
-
-
-async def _watch_files(gateway: Gateway) -> None:
-    config = gateway.config
-    files = [config.keys] if config.keys is not None else []
-    if not SHIPPED_POLICY.fullmatch(config.policy):
-        files.append(Path(config.policy))
-    before = [_stamp(file) for file in files]
-    started_with = _stamp(config.path)
-    while True:
-        await asyncio.sleep(FILE_POLL_SECONDS)
-        now = [_stamp(file) for file in files]
-        if now != before:
-            before = now
-            reload(gateway)
-        changed = _stamp(config.path) != started_with
-        if changed and not gateway.restart_needed:
-            logger.warning("%s was changed: restart needed, it is read at the start only", config.path)
-        gateway.restart_needed = changed
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = file.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 __all__ = ["Public", "admin_app", "build", "reload", "running"]

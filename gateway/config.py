@@ -22,6 +22,8 @@ from policies.document import Diagnostic, Document, ProblemsError, convert, load
 DEFAULT_FILE = "dualgauge.yaml"
 FIRST_ENGINE_PORT = 8101
 LAST_PORT = 65535
+MIN_LOG = 64 << 10
+MAX_LOGS = 10_000
 SHIPPED_POLICY = re.compile(r"[a-z]+")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 OTLP = re.compile(r"https?://[^/]")
@@ -131,6 +133,13 @@ class Telemetry(Part, frozen=True):
     capture_content: bool = False
 
 
+class DecisionLogPart(Part, frozen=True):
+    path: str
+    size: Bytes = Bytes(64 << 20)
+    keep: int = 8
+    signals: Literal["all", "used"] = "all"
+
+
 class EnginePart(Part, frozen=True):
     name: str
     tier: str
@@ -160,6 +169,7 @@ class File(Part, frozen=True):
     tiers: list[str] = msgspec.field(default_factory=lambda: ["fast", "exact"])
     limits: LimitsPart = LimitsPart()
     telemetry: Telemetry = Telemetry()
+    decision_log: DecisionLogPart | None = None
     timeouts: TimeoutsPart = TimeoutsPart()
     health: Health = Health()
     retries: Retries = Retries()
@@ -183,6 +193,7 @@ class Config(msgspec.Struct, frozen=True):
     keys: Path | None
     limits: LimitsPart
     telemetry: Telemetry
+    decision_log: DecisionLogPart | None
     health: Health
     retries: Retries
     bounds: Bounds
@@ -222,6 +233,7 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
         keys=_absolute(folder, file.keys) if file.keys else None,
         limits=file.limits,
         telemetry=file.telemetry,
+        decision_log=_decision_log(file.decision_log, folder),
         health=file.health,
         retries=file.retries,
         bounds=file.bounds,
@@ -254,6 +266,10 @@ def _engine(part: EnginePart, index: int, file: File, folder: Path) -> EngineSpe
             total=_or(own.total, common.total),
         ),
     )
+
+
+def _decision_log(part: DecisionLogPart | None, folder: Path) -> DecisionLogPart | None:
+    return None if part is None else msgspec.structs.replace(part, path=str(_absolute(folder, part.path)))
 
 
 def _or(own: float | None, common: float) -> float:
@@ -349,6 +365,13 @@ class _Checks:
             },
         }
         found = [self._at(path, "must be larger") for path, value in low.items() if value < 1]
+        log = file.decision_log
+        if log is not None and not log.path.strip():
+            found.append(self._at(("decision_log", "path"), "a file: decisions.jsonl"))
+        if log is not None and log.size < MIN_LOG:
+            found.append(self._at(("decision_log", "size"), "must be larger: 64KiB at least"))
+        if log is not None and not 1 <= log.keep <= MAX_LOGS:
+            found.append(self._at(("decision_log", "keep"), f"how many older files stay: 1 to {MAX_LOGS}"))
         if file.telemetry.otlp is not None and not OTLP.match(file.telemetry.otlp):
             found.append(self._at(("telemetry", "otlp"), "a collector's url: http://127.0.0.1:4318"))
         return found

@@ -44,11 +44,15 @@ from gateway.relay.forward import Beat, Forward
 from gateway.relay.sse import Tap, Usage
 from gateway.relay.upstream import ConnectFailed, LostEarly
 from gateway.runtime import Gateway
+from gateway.shadow import Candidate
 from gateway.surface import HeaderView, decision_lines, find, models_reply, ready_reply
+from gateway.telemetry.decisions import Decided
 from gateway.telemetry.record import Outcome, Record
 from gateway.telemetry.traces import traceparent
 from policies.decision import NO_EDITS, Contract, Decision, pinned
 from policies.plan import Plan
+from policies.facts import Facts
+from policies.signals import Memo
 from policies.signals.tokens import estimate_prompt
 
 logger = logging.getLogger("dualgauge.gateway")
@@ -75,6 +79,7 @@ class Exchange:
 
     __slots__ = (
         "_client",
+        "_decided",
         "_dispatch",
         "_endpoint",
         "_forward",
@@ -100,6 +105,7 @@ class Exchange:
         self._tenant: Tenant | None = None
         self._request: Request | None = None
         self._lease: Lease | None = None
+        self._decided: Decided | None = None
         self._dispatch: Dispatch | None = None
         self._forward: Forward | None = None
         self._prompt = 0
@@ -205,16 +211,21 @@ class Exchange:
         assert request is not None
         assert tenant is not None
         pinned_tier = self._model(request, tenant)
-        policy = self._snapshot.policy
+        snapshot, other = self._snapshot, None
+        memo: Memo = {}
         before = gateway.clock()
+        headers = HeaderView(self._client.headers)
+        facts = make_facts(self._endpoint.dialect.name, request, headers, tenant.name, tenant.tags)
         if pinned_tier is not None:
             if not tenant.may_use(pinned_tier):
                 raise TierNotAllowed(f"this key may not use tier `{pinned_tier}`", param="model")
-            decision = pinned(pinned_tier, policy.hash)
+            decision = pinned(pinned_tier, snapshot.policy.hash)
         else:
-            headers = HeaderView(self._client.headers)
-            facts = make_facts(self._endpoint.dialect.name, request, headers, tenant.name, tenant.tags)
-            decision = policy.decide(facts)
+            decision = snapshot.policy.decide(facts, memo)
+            if snapshot.candidate is not None:
+                decision, other = self._beside(snapshot.candidate, facts, memo, decision)
+        if gateway.decisions is not None:
+            self._decided = Decided(snapshot.fields, facts, memo, decision, other)
         record = self.record
         record.decide_seconds = gateway.clock() - before
         record.rule = decision.rule
@@ -225,6 +236,17 @@ class Exchange:
         if decision.edits is not NO_EDITS:
             self._endpoint.dialect.edit(request, decision.edits)
         return decision
+
+    def _beside(
+        self, candidate: Candidate, facts: Facts, memo: Memo, live: Decision
+    ) -> tuple[Decision, Decision | None]:
+        acting, other = candidate.beside(facts, memo, live)
+        if other is None:
+            self._gateway.metrics.shadow_failed()
+        else:
+            tried = other if acting is live else acting
+            self._gateway.metrics.shadow(live.rule, live.tier, tried.tier)
+        return acting, other
 
     def _model(self, request: Request, tenant: Tenant) -> str | None:
         """The tier that the model's name pins. Raises ModelNotFound, TierNotAllowed."""
@@ -436,6 +458,8 @@ class Exchange:
             gateway.metrics.count(record)
             if gateway.tracer is not None:
                 gateway.tracer.finish(record)
+            if self._decided is not None and gateway.decisions is not None:
+                gateway.decisions.record(record, self._decided)
         # It calls back into this exchange: without the cycle, all is freed at once.
         self._forward = None
 

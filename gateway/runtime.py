@@ -6,6 +6,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from engines.fleet import Fleet
 from engines.spec import EngineSpec
@@ -13,9 +14,16 @@ from gateway.config import Config
 from gateway.identity import Keyring
 from gateway.limits import Store
 from gateway.relay.upstream import Limits, Pool, RequestHead
+from gateway.shadow import Candidate
+from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.traces import Tracer
+from policies.logged import Fields
 from policies.policy import Policy
+
+Stamp = tuple[int, int, int] | None
+Stamps = dict[Path, Stamp]
+"""How files looked when they were read: time of change, size and inode; None where there was none."""
 
 MAX_STORED = 10_000
 BUDGET_START = 10.0
@@ -24,10 +32,13 @@ BUDGET_CAP = 100.0
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a reload replaces, in one assignment; a request keeps the one it began with."""
+    """What a reload replaces, in one assignment; a request keeps the one it began with. `fields` are what the
+    decision log has of requests under these policies."""
 
     policy: Policy
     keyring: Keyring
+    candidate: Candidate | None
+    fields: Fields
 
 
 class Upstream:
@@ -93,7 +104,10 @@ class Gateway:
     rand: random.Random
     draining: bool = False
     reload_error: str | None = None
+    shadow_error: str | None = None
     restart_needed: bool = False
+    decisions: Decisions | None = None
+    stamps: Stamps = field(default_factory=dict)
     names: dict[str, str | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -66,6 +66,8 @@ def ready_reply(gateway: Gateway) -> tuple[int, bytes]:
         body["draining"] = True
     if gateway.reload_error is not None:
         body["reload_error"] = gateway.reload_error
+    if gateway.shadow_error is not None:
+        body["shadow_error"] = gateway.shadow_error
     return 200 if body["ready"] else 503, msgspec.json.encode(body)
 
 

@@ -103,7 +103,7 @@ def override(config: Config, listen: HostPort | None) -> str | None:
 
 def check(config: Config, *, listen: str | None) -> None:
     """What needs no download to be known wrong. Raises Failure, ProblemsError, OSError."""
-    from gateway.app import read_snapshot
+    from gateway.snapshots import read_snapshot
 
     read_snapshot(config)
     address = HostPort.parse(listen) if listen else config.listen

@@ -134,6 +134,25 @@ class Metrics:
         self._policy = Gauge(
             "dualgauge_policy_info", "1 for the policy in force", ["hash"], registry=self.registry
         )
+        self._shadow = self._counter(
+            "dualgauge_shadow_decisions",
+            "Decided by a candidate beside the policy in force",
+            "rule",
+            "tier",
+            "candidate_tier",
+        )
+        self._shadow_failures = self._counter(
+            "dualgauge_shadow_failures", "Requests that a candidate failed to decide"
+        ).labels()
+        self._candidate = Gauge(
+            "dualgauge_shadow_rollout",
+            "The share of conversations that the candidate decides",
+            ["hash"],
+            registry=self.registry,
+        )
+        self._decisions_dropped = self._counter(
+            "dualgauge_decision_log_dropped", "Lines of the decision log that could not be written"
+        ).labels()
         self._series: dict[tuple[str, str, str, str], Series] = {}
         self.registry.register(FleetCollector(fleet, store))
 
@@ -199,6 +218,22 @@ class Metrics:
     def policy(self, hash_: str) -> None:
         self._policy.clear()
         self._policy.labels(hash_).set(1)
+
+    def candidate(self, hash_: str | None, share: float) -> None:
+        """The candidate in the shadow, None for none, and its share, 0 to 1."""
+        self._candidate.clear()
+        if hash_ is not None:
+            self._candidate.labels(hash_).set(share)
+
+    def shadow(self, rule: str, tier: str, candidate_tier: str) -> None:
+        """One decision of a candidate beside the rule and the tier of the policy in force."""
+        self._shadow.labels(rule, tier, candidate_tier).value += 1
+
+    def shadow_failed(self) -> None:
+        self._shadow_failures.add()
+
+    def decisions_dropped(self, lines: int) -> None:
+        self._decisions_dropped.add(lines)
 
     def reload_failed(self, file: str) -> None:
         self._reload_failures.labels(file).add()

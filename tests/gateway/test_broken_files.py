@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app import read_snapshot
+from gateway.snapshots import read_snapshot
 from gateway.config import parse
 from policies.document import ProblemsError
 from tests.support.serving import PLAIN, deployment, make

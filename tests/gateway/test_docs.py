@@ -10,6 +10,7 @@ import pytest
 
 from gateway.config import (
     Bounds,
+    DecisionLogPart,
     EnginePart,
     File,
     Health,
@@ -26,6 +27,7 @@ PAGE = (DOCS / "configuration.md").read_text("utf-8")
 PARTS = {
     "limits": LimitsPart,
     "telemetry": Telemetry,
+    "decision_log": DecisionLogPart,
     "timeouts": TimeoutsPart,
     "health": Health,
     "retries": Retries,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import app
+from gateway import snapshots
 from tests.support.client import Wire, ask, get, until
 from tests.support.engine import FakeEngine, engines, reply, stream
 from tests.support.serving import PLAIN, Served, process, serving
@@ -23,7 +23,7 @@ KEYS = "keys: [{name: a, key: sk-a}]"
 
 @pytest.fixture(autouse=True)
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "FILE_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(snapshots, "FILE_POLL_SECONDS", 0.02)
 
 
 async def rule(served: Served, **headers: str) -> str:
@@ -135,7 +135,7 @@ async def test_a_file_that_is_gone_keeps_the_old_one_until_it_is_back(tmp_path: 
 async def test_the_admin_port_reloads_and_says_what_is_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "FILE_POLL_SECONDS", 3600)
+    monkeypatch.setattr(snapshots, "FILE_POLL_SECONDS", 3600)
     engine = FakeEngine(reply(CHAT.reply))
     async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
         (tmp_path / "policy.yaml").write_text(BROKEN)

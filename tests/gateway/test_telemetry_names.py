@@ -32,6 +32,8 @@ NAMES = {
     "dualgauge_engine_waiting": {"engine"},
     "dualgauge_policy_info": {"hash"},
     "dualgauge_loop_lag_seconds": set(),
+    "dualgauge_shadow_failures": set(),
+    "dualgauge_decision_log_dropped": set(),
 }
 # Without a series until the first of their kind happens.
 RARE = {
@@ -40,6 +42,8 @@ RARE = {
     "dualgauge_queue_seconds",
     "dualgauge_reload_failures",
     "dualgauge_retries",
+    "dualgauge_shadow_decisions",
+    "dualgauge_shadow_rollout",
     "dualgauge_engine_kv_usage",
 }
 DEGRADES = """

@@ -1,0 +1,95 @@
+"""The files of a decision log: `PATH`, which is written, and older ones, of which `PATH.1` is the newest. An
+operator may compress any of these, to `PATH.2.gz`."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, NamedTuple
+
+MAX_LINE = 1 << 20
+_BLOCK = 1 << 16
+
+
+class Placed(NamedTuple):
+    """A line and where it stands; `data` is None where the file cannot be read on, for the reason `why`."""
+
+    file: Path
+    number: int
+    data: bytes | None
+    why: str = ""
+
+
+def older(path: Path) -> list[tuple[int, Path]]:
+    """The rotated files that there are, with their numbers, from the oldest to the newest."""
+    name = re.compile(rf"{re.escape(path.name)}\.([1-9][0-9]{{0,8}})(?:\.gz)?")
+    try:
+        names = os.listdir(path.parent)  # noqa: PTH208 - iterdir is no better, and slower
+    except OSError:
+        return []
+    found = [(int(match[1]), path.parent / match[0]) for match in map(name.fullmatch, names) if match]
+    return sorted(found, key=lambda pair: (-pair[0], str(pair[1])))
+
+
+def whole(path: Path) -> list[Path]:
+    """All files of the log at `path`, in the order in which they were written."""
+    files = [file for _, file in older(path)]
+    return [*files, path] if path.exists() else files
+
+
+def lines(files: list[Path], progress: Callable[[int], None]) -> Iterator[Placed]:
+    """The lines of these files. `progress` hears how many bytes of the files have been read."""
+    before = 0
+    for file in files:
+        number = 0
+        try:
+            with file.open("rb") as raw:
+                stream: IO[bytes] = raw
+                if file.suffix == ".gz":
+                    stream = gzip.GzipFile(fileobj=raw)  # type: ignore[assignment]
+                while data := stream.readline(MAX_LINE):
+                    number += 1
+                    if not number & 0xFFF:
+                        progress(before + raw.tell())
+                    if data[-1:] != b"\n" and len(data) == MAX_LINE:
+                        _skip_line(stream)
+                    yield Placed(file, number, data)
+                before += raw.tell()
+        except (OSError, EOFError, zlib.error) as error:
+            yield Placed(file, number + 1, None, _said(error))
+    progress(before)
+
+
+def _skip_line(stream: IO[bytes]) -> None:
+    while data := stream.readline(_BLOCK):
+        if data[-1:] == b"\n":
+            return
+
+
+def _said(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def backwards(files: list[Path]) -> Iterator[bytes]:
+    """The lines of these files from the last to the first, compressed ones left out. Raises OSError."""
+    for file in reversed(files):
+        if file.suffix != ".gz":
+            with file.open("rb") as raw:
+                yield from _backwards(raw)
+
+
+def _backwards(raw: IO[bytes]) -> Iterator[bytes]:
+    at, rest = raw.seek(0, os.SEEK_END), b""
+    while at:
+        size = min(_BLOCK, at)
+        at -= size
+        raw.seek(at)
+        first, *others = (raw.read(size) + rest).split(b"\n")
+        yield from (line for line in reversed(others) if line)
+        rest = first if len(first) < MAX_LINE else b""
+    if rest:
+        yield rest
