@@ -11,10 +11,12 @@
     │   ├── TierNotAllowed       403
     │   ├── ModelNotFound        404
     │   └── LimitExceeded        429
+    │       └── SlotsTaken           of requests in flight
     └── ServiceError         the client cannot (5xx)
         ├── InternalFault        500
         ├── EngineBroke          502
         ├── NothingReady         503
+        ├── LimitsUnavailable    503
         └── EngineTimeout        504
 
     EngineRefused            an engine's own 4xx, its status and message kept
@@ -115,6 +117,12 @@ class LimitExceeded(RequestError):
     status = 429
     kind = "rate_limit_error"
     code = "rate_limit_exceeded"
+    # The lines `x-ratelimit-*` of what is left, each with its CRLF.
+    headers: bytes = b""
+
+
+class SlotsTaken(LimitExceeded):
+    code = "concurrency_exceeded"
 
 
 class ServiceError(GatewayError):
@@ -134,6 +142,13 @@ class EngineBroke(ServiceError):
 class NothingReady(ServiceError):
     status = 503
     code = "no_engine_ready"
+
+
+class LimitsUnavailable(ServiceError):
+    """The store of limits is down, and `on_store_failure` is `closed`."""
+
+    status = 503
+    code = "limits_unavailable"
 
 
 class EngineTimeout(ServiceError):

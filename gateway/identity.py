@@ -27,7 +27,8 @@ DIGEST_BYTES = 32
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """`tiers` and `models` are what it may use, None: all. `expires` is a Unix time."""
+    """`tiers` and `models` are what it may use, None: all. `expires` is a Unix time. `shared` is the plan of
+    its organisation, if it is in one."""
 
     name: str
     plan: str = DEFAULT_PLAN
@@ -36,6 +37,8 @@ class Tenant(msgspec.Struct, frozen=True):
     models: frozenset[str] | None = None
     expires: float | None = None
     disabled: bool = False
+    organisation: str = ""
+    shared: str = DEFAULT_PLAN
 
     def may_use(self, tier: str) -> bool:
         return self.tiers is None or tier in self.tiers
@@ -51,10 +54,17 @@ class _Key(Part, frozen=True):
     models: list[str] | None = None
     expires: str | None = None
     disabled: bool = False
+    organisation: str | None = None
+
+
+class _Organisation(Part, frozen=True):
+    name: str
+    plan: str
 
 
 class _File(Part, frozen=True):
     keys: list[_Key]
+    organisations: list[_Organisation] = msgspec.field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,18 @@ def parse_keys(text: str, file: str, known: Known, *, loopback: bool) -> Keyring
     tenants: dict[bytes, Tenant] = {}
     names: set[str] = set()
     parsed: _File = convert(document, _File)
+    organisations = {one.name: one.plan for one in parsed.organisations}
+    for index, one in enumerate(parsed.organisations):
+        here: Where = ("organisations", index)
+        if not NAME.fullmatch(one.name):
+            problems.append(
+                document.problem((*here, "name"), "use letters, digits, dots, dashes; 63 at most")
+            )
+        if one.name in [other.name for other in parsed.organisations[:index]]:
+            message = f"`{one.name}` is another organisation's name already"
+            problems.append(document.problem((*here, "name"), message))
+        if one.plan not in known.plans:
+            problems.append(document.problem((*here, "plan"), unknown("plan", one.plan, known.plans)))
     for index, key in enumerate(parsed.keys):
         at = ("keys", index)
         if not NAME.fullmatch(key.name):
@@ -141,6 +163,10 @@ def parse_keys(text: str, file: str, known: Known, *, loopback: bool) -> Keyring
             problems.append(document.problem((*at, "name"), f"`{key.name}` is another key's name already"))
         names.add(key.name)
         problems.extend(known.problems(document, at, key))
+        organisation = key.organisation or ""
+        if key.organisation is not None and organisation not in organisations:
+            message = unknown("organisation", organisation, organisations)
+            problems.append(document.problem((*at, "organisation"), message))
         digest = _NO_DIGEST
         expires: float | None = None
         try:
@@ -161,6 +187,8 @@ def parse_keys(text: str, file: str, known: Known, *, loopback: bool) -> Keyring
             models=None if key.models is None else frozenset(key.models),
             expires=expires,
             disabled=key.disabled,
+            organisation=organisation,
+            shared=organisations.get(organisation, DEFAULT_PLAN),
         )
     if any(p.severity == "error" for p in problems):
         raise ProblemsError(problems)

@@ -38,7 +38,7 @@ from gateway.errors import (
     WrongMediaType,
 )
 from gateway.identity import Tenant, presented_key
-from gateway.limits import Ask, Lease
+from gateway.limits import NO_PLAN, Ask, Lease, claim
 from gateway.relay.client import Client, Head
 from gateway.relay.forward import Beat, Forward
 from gateway.relay.sse import Tap, Usage
@@ -50,7 +50,6 @@ from gateway.telemetry.decisions import Decided
 from gateway.telemetry.record import Outcome, Record
 from gateway.telemetry.traces import traceparent
 from policies.decision import NO_EDITS, Contract, Decision, pinned
-from policies.plan import Plan
 from policies.facts import Facts
 from policies.signals import Memo
 from policies.signals.tokens import estimate_prompt
@@ -61,7 +60,6 @@ JSON = b"content-type: application/json\r\n"
 REPLY_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 PLAIN_JSON = b"application/json"
 JSON_TYPE = re.compile(rb"\s*application/(?:[\w.-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
-UNLIMITED = Plan("unlimited")
 # Errors before a route is known speak OpenAI's dialect.
 NO_ENDPOINT = ENDPOINTS["POST", "/v1/chat/completions"]
 OUTCOMES: tuple[tuple[type[GatewayError], Outcome], ...] = (
@@ -280,14 +278,18 @@ class Exchange:
     # reserve
 
     async def _reserve(self, decision: Decision) -> None:
-        assert self._request is not None
-        assert self._tenant is not None
-        plan = self._snapshot.policy.plans.get(self._tenant.plan, UNLIMITED)
-        if plan.tokens is not None or plan.tier_tokens:
+        request, tenant, plans = self._request, self._tenant, self._snapshot.policy.plans
+        assert request is not None
+        assert tenant is not None
+        plan = plans.get(tenant.plan, NO_PLAN)
+        shared = plans.get(tenant.shared, NO_PLAN) if tenant.organisation else NO_PLAN
+        if plan.counts_tokens or shared.counts_tokens:
             measured = decision.signals.get("prompt_tokens")
-            self._prompt = _estimate(self._request) if measured is None else int(measured)
-        ask = Ask(self._tenant.name, plan, decision.tier, self._prompt, self._request.output_tokens)
-        self._lease = await self._gateway.store.reserve(ask, self._gateway.clock())
+            self._prompt = _estimate(request) if measured is None else int(measured)
+        tier, prompt, output = decision.tier, self._prompt, request.output_tokens
+        ask = Ask(tenant.name, plan, tier, request.model, prompt, output, tenant.organisation, shared)
+        reserved = self._gateway.store.reserve(ask)
+        self._lease = await claim(reserved) if isinstance(reserved, asyncio.Future) else reserved
 
     # pick an engine
 
@@ -435,6 +437,8 @@ class Exchange:
                 head += b"allow: %b\r\n" % error.allow.encode()
             if self._lease is not None:
                 head += self._lease.headers
+            elif isinstance(error, LimitExceeded):
+                head += error.headers
             await client.reply(status, head, body)
         except asyncio.CancelledError:
             self._uncancel()
@@ -466,14 +470,15 @@ class Exchange:
     def _settle(self, lease: Lease) -> None:
         record, forward = self.record, self._forward
         if record.usage is not None:
-            lease.settle(record.usage.prompt, record.usage.completion)
+            usage = record.usage
+            lease.settle(usage.prompt, usage.completion, usage.cached, record.tier)
         elif record.asked is None or record.outcome in ("unavailable", "client_error"):
             lease.refund()
         else:
             events = forward.tap.tokens if forward is not None and forward.tap is not None else 0
             streamed = max(0, events - self._endpoint.dialect.overhead)
             record.usage = Usage(self._prompt, streamed)
-            lease.settle(self._prompt, streamed)
+            lease.settle(self._prompt, streamed, tier=record.tier)
 
 
 def _estimate(request: Request) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from policies.expressions import COMPARISONS, NAMES, PAIRS
 from policies.patterns import MAX_PATTERN, PLACES
+from policies.plan import MAX_WEIGHT
 from policies.signals import DIALECTS, SIGNALS, Signal
 from policies.times import DAYS
 from policies.units import PERIODS, SECONDS
@@ -16,7 +17,7 @@ from policies.units import PERIODS, SECONDS
 Schema = dict[str, Any]
 
 _DURATION = rf"^[0-9]+(\.[0-9]+)?\s*({'|'.join(SECONDS)})$"
-_RATE = rf"^[0-9]+(\.[0-9]+)?\s*[kKMG]?\s*/\s*({'|'.join(PERIODS)})$"
+_RATE = rf"^[0-9]+(\.[0-9]+)?\s*[kKMG]?\s*/\s*[0-9]{{0,6}}\s*({'|'.join(PERIODS)})$"
 _SHARE = r"^[0-9]{1,3}(\.[0-9]+)?\s*%$"
 _COUNT = r"^[0-9]+(\.[0-9]+)?\s*[kKMG]?$"
 
@@ -72,15 +73,10 @@ def policy_schema() -> Schema:
             "contract": _contract(),
             "busy": _busy(),
             "duration": {"type": "string", "pattern": _DURATION, "examples": ["20s"]},
-            "rate": {
-                "type": "string",
-                "pattern": _RATE,
-                "examples": ["600/min", "200k/min"],
-            },
+            "rate": {"type": "string", "pattern": _RATE, "examples": ["600/min", "200k/min"]},
             "count": _either({"type": "integer", "minimum": 0}, {"type": "string", "pattern": _COUNT}),
             "share": _either(
-                {"type": "string", "pattern": _SHARE},
-                {"type": "number", "minimum": 0, "maximum": 1},
+                {"type": "string", "pattern": _SHARE}, {"type": "number", "minimum": 0, "maximum": 1}
             ),
             "texts": _texts(),
             "plan": _plan(),
@@ -127,17 +123,9 @@ def _texts() -> Schema:
 
 
 def _pair(name: str) -> Schema:
-    values = {
-        "type": "object",
-        "additionalProperties": _ref("texts"),
-        "minProperties": 1,
-    }
+    values = {"type": "object", "additionalProperties": _ref("texts"), "minProperties": 1}
     present = {"type": "string", "description": "A name that need only be there."}
-    return _object(
-        {name: _either(values, present)},
-        [name],
-        f"A {name} entry, compared without case.",
-    )
+    return _object({name: _either(values, present)}, [name], f"A {name} entry, compared without case.")
 
 
 def _name(name: str) -> Schema:
@@ -159,19 +147,11 @@ def _matches() -> Schema:
 def _time() -> Schema:
     clock = {"type": "string", "pattern": "^([01]?[0-9]|2[0-3]):[0-5][0-9]$|^24:00$"}
     day = "|".join(DAYS)
-    span = {
-        "type": "string",
-        "pattern": f"^({day})(-({day}))?$",
-        "examples": ["mon-fri"],
-    }
+    span = {"type": "string", "pattern": f"^({day})(-({day}))?$", "examples": ["mon-fri"]}
     window = _object(
         {
             "from": {**clock, "default": "00:00"},
-            "to": {
-                **clock,
-                "default": "24:00",
-                "description": "Before `from`: on the next day.",
-            },
+            "to": {**clock, "default": "24:00", "description": "Before `from`: on the next day."},
             "days": {
                 **_either(span, {"type": "array", "items": span, "minItems": 1}),
                 "default": "mon-sun",
@@ -181,11 +161,7 @@ def _time() -> Schema:
         },
         [],
     )
-    return _object(
-        {"time": {**window, "minProperties": 1}},
-        ["time"],
-        "Holds within these hours and days.",
-    )
+    return _object({"time": {**window, "minProperties": 1}}, ["time"], "Holds within these hours and days.")
 
 
 def _signal(signal: Signal) -> Schema:
@@ -227,32 +203,14 @@ def _rule() -> Schema:
     return _object(
         {
             "name": name,
-            "when": {
-                **_ref("condition"),
-                "description": "Left out in the last rule only.",
-            },
+            "when": {**_ref("condition"), "description": "Left out in the last rule only."},
             "send": {**_ref("tier"), "description": "The tier that takes the request."},
             "if_busy": _ref("busy"),
             "if_unavailable": _ref("contract"),
-            "priority": {
-                "type": "integer",
-                "default": 0,
-                "description": "Lower is served earlier.",
-            },
-            "trace": {
-                "const": "always",
-                "description": "Trace these requests whatever the sampling.",
-            },
-            "cap": _object(
-                {"max_tokens": max_tokens},
-                ["max_tokens"],
-                "Upper bounds put on the request.",
-            ),
-            "set": _object(
-                {"temperature": temperature},
-                ["temperature"],
-                "Values set in the request.",
-            ),
+            "priority": {"type": "integer", "default": 0, "description": "Lower is served earlier."},
+            "trace": {"const": "always", "description": "Trace these requests whatever the sampling."},
+            "cap": _object({"max_tokens": max_tokens}, ["max_tokens"], "Upper bounds put on the request."),
+            "set": _object({"temperature": temperature}, ["temperature"], "Values set in the request."),
         },
         ["name", "send"],
     )
@@ -283,21 +241,42 @@ def _busy() -> Schema:
     }
 
 
-def _plan() -> Schema:
-    return {
-        "type": "object",
-        "properties": {
-            "requests": _ref("rate"),
-            "tokens": {
-                **_ref("rate"),
-                "description": "Prompt and completion tokens over all tiers.",
-            },
-            "concurrent": {**_ref("count"), "description": "Requests in flight."},
+def _plan(*, of_a_model: bool = False) -> Schema:
+    rates = _either(_ref("rate"), {"type": "array", "items": _ref("rate"), "minItems": 1})
+    properties: Schema = {
+        "requests": rates,
+        "tokens": {**rates, "description": "Prompt and completion tokens over all tiers."},
+        "concurrent": {**_ref("count"), "description": "Requests in flight."},
+    }
+    if not of_a_model:
+        weight = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_WEIGHT}
+        properties |= {
             "output": {
                 **_ref("count"),
                 "description": "Completion tokens reserved where none are asked for.",
+                "default": 1024,
             },
-        },
-        "patternProperties": {"^.+_tokens$": {**_ref("rate"), "description": "Tokens of one tier."}},
+            "wait": {**_ref("duration"), "description": "How long a request may wait for `concurrent`."},
+            "weights": {
+                "type": "object",
+                "description": "What a token of a tier counts in `tokens`.",
+                "additionalProperties": weight,
+                "examples": [{"exact": 4}],
+            },
+            "cached": {
+                **_ref("share"),
+                "description": "What a prompt token counts that came from the prefix cache.",
+                "default": 1,
+            },
+            "models": {
+                "type": "object",
+                "description": "Limits of single model names, beside those of the plan.",
+                "additionalProperties": _plan(of_a_model=True),
+            },
+        }
+    return {
+        "type": "object",
+        "properties": properties,
+        "patternProperties": {"^.+_tokens$": {**rates, "description": "Tokens of one tier."}},
         "additionalProperties": False,
     }

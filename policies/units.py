@@ -14,12 +14,13 @@ PERIODS = {
     **dict.fromkeys(("m", "min", "minute"), 60.0),
     **dict.fromkeys(("h", "hour"), 3600.0),
     **dict.fromkeys(("d", "day"), 86400.0),
+    **dict.fromkeys(("w", "week"), 604800.0),
 }
 BYTES = {"": 1, "B": 1, "kB": 10**3, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 COUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
 _NUMBER_UNIT = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)\s*")
-_RATE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kKMG]?)\s*/\s*([a-z]+)\s*")
+_RATE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kKMG]?)\s*/\s*([0-9]{0,6})\s*([a-z]+)\s*")
 _PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
 
 
@@ -61,12 +62,13 @@ def count(value: object) -> int:
 
 
 def rate(value: object) -> Rate:
-    """`600/min`, `200k/min`, `10/s`, `1M/day`."""
+    """`600/min`, `200k/min`, `10/s`, `1M/day`, `100/30s`, `2M/7d`."""
     match = _RATE.fullmatch(value) if isinstance(value, str) else None
     amount = float(match[1]) * COUNTS[match[2]] if match is not None else 0.0
-    if match is None or match[3] not in PERIODS or amount < 1 or not amount.is_integer():
-        raise ValueError(f"`{_shown(value)}` is not a rate: write 10/s, 600/min, 5k/hour or 1M/day")
-    return Rate(int(amount), PERIODS[match[3]])
+    periods = int(match[3] or 1) if match is not None else 0
+    if match is None or match[4] not in PERIODS or periods < 1 or amount < 1 or not amount.is_integer():
+        raise ValueError(f"`{_shown(value)}` is not a rate: write 10/s, 600/min, 100/30s, 5k/hour or 1M/day")
+    return Rate(int(amount), periods * PERIODS[match[4]])
 
 
 def share(value: object) -> float:

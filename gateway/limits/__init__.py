@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import asyncio
 from typing import Protocol
+
+import msgspec
 
 from policies.plan import Plan
 
+NO_PLAN = Plan("unlimited")
 
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """What one request wants: `prompt` and `output` in tokens, `output` None where it named no bound."""
+
+class Ask(msgspec.Struct, frozen=True, gc=False):
+    """What one request wants: `prompt` and `output` in tokens, `output` None where it named no bound. `model`
+    is the name that it asked for; `shared` is the plan of the tenant's `organisation`, if it is in one."""
 
     tenant: str
     plan: Plan
     tier: str
+    model: str
     prompt: int
     output: int | None
+    organisation: str = ""
+    shared: Plan = NO_PLAN
 
 
 class Lease(Protocol):
-    """A reservation. `settle` counts once, whoever calls it first; later calls change nothing."""
+    """A reservation. It ends once, by whichever of `settle` and `refund` is called first; later calls change
+    nothing."""
 
     @property
     def headers(self) -> bytes:
         """Header lines `x-ratelimit-*` after this request's own reservation, each with its CRLF."""
 
-    def settle(self, prompt: int, completion: int) -> None:
-        """Give back what was not used, charge what was used beyond the reservation. Tokens."""
+    def settle(self, prompt: int, completion: int, cached: int = 0, tier: str = "") -> None:
+        """Give back what was not used, charge what was used beyond the reservation. Tokens; `cached` is the
+        part of `prompt` that came from the prefix cache, `tier` the one that answered, where not the one that
+        was asked for."""
 
     def refund(self) -> None:
         """Give everything back but the request itself: no engine answered it."""
 
 
+Reserved = Lease | asyncio.Future[Lease]
+
+
 class Store(Protocol):
-    async def reserve(self, ask: Ask, now: float) -> Lease:
-        """All dimensions at once or none. `now` in seconds. Raises LimitExceeded."""
+    """Where leases are kept."""
+
+    def reserve(self, ask: Ask) -> Reserved:
+        """All dimensions at once or none: a lease, or where the store is not in this process, the promise of
+        one (see `claim`). Raises LimitExceeded, LimitsUnavailable; the promise too."""
 
     def in_use(self) -> int:
         """Leases that are not settled."""
@@ -47,20 +62,30 @@ class Store(Protocol):
     def fallbacks(self) -> int:
         """How many reservations were made elsewhere, by `on_store_failure`, since the start."""
 
-    def usage(self, now: float) -> Mapping[str, Mapping[str, float]]:
-        """What each tenant has left, by dimension."""
+    async def run(self) -> None:
+        """The store's own work beside requests; ends when it is cancelled, with nothing left open."""
+
+
+async def claim(promise: asyncio.Future[Lease]) -> Lease:
+    """The lease of a promise. Where the caller is cancelled meanwhile, a lease that came all the same is
+    given back."""
+    try:
+        return await promise
+    except asyncio.CancelledError:
+        if promise.done() and not promise.cancelled() and promise.exception() is None:
+            promise.result().refund()
+        raise
 
 
 def duration(seconds: float) -> str:
     """OpenAI's spelling: `0s`, `250ms`, `6.5s`, `1m30s`, `2h0m5s`."""
     if seconds <= 0:
         return "0s"
-    seconds = max(0.001, round(seconds, 3))
-    if seconds < 1:
-        return f"{round(seconds * 1000)}ms"
-    minutes, rest = divmod(seconds, 60)
-    hours, minutes = divmod(int(minutes), 60)
-    tail = f"{rest:.3f}".rstrip("0").rstrip(".") + "s"
-    if hours:
-        return f"{hours}h{minutes}m{tail}"
-    return f"{minutes}m{tail}" if minutes else tail
+    ms = round(seconds * 1000) or 1
+    if ms < 1000:
+        return f"{ms}ms"
+    if ms < 60_000:
+        return f"{ms / 1000:g}s"
+    minutes, ms = divmod(ms, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{ms / 1000:g}s" if hours else f"{minutes}m{ms / 1000:g}s"

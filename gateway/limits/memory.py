@@ -1,106 +1,107 @@
-"""The store of a single process: token buckets in memory. Fails with its process, and forgets with it.
-
-A bucket holds at most its limit, starts full and refills continuously (the "token bucket" of RFC 2697,
-section 3, with one rate and one burst); a settlement may leave it in debt, which the refill pays.
-"""
+"""The store of a single process: token buckets in memory. Fails with its process, and forgets with it."""
 
 from __future__ import annotations
 
-import math
+import asyncio
 from collections.abc import Callable, Mapping
 
-from gateway.errors import LimitExceeded
-from gateway.limits import Ask, duration
+from gateway.limits import Ask
+from gateway.limits.course import Course, Meter, chart
 from policies.units import Rate
-
-HEADER_LINES = {
-    kind: b"".join(
-        b"x-ratelimit-%b-%b: %%%b\r\n" % (what, kind.encode(), form)
-        for what, form in ((b"limit", b"d"), (b"remaining", b"d"), (b"reset", b"b"))
-    )
-    for kind in ("requests", "tokens")
-}
 
 
 class Bucket:
-    """`level` at time `at` (seconds); reads bring both up to date."""
+    """`level` at time `at` (seconds) of at most `amount`."""
 
-    __slots__ = ("at", "level", "per_second", "rate")
+    __slots__ = ("amount", "at", "level", "per_second", "rate")
 
     def __init__(self, rate: Rate, now: float) -> None:
-        self.rate = rate
-        self.per_second = rate.per_second
         self.level = float(rate.amount)
         self.at = now
+        self.rate = rate
+        self.amount = float(rate.amount)
+        self.per_second = rate.per_second
+
+    def resize(self, rate: Rate, now: float) -> None:
+        """The plan was edited: what is left keeps its share of the new limit."""
+        self.level = self.refill(now) / self.amount * rate.amount
+        self.rate, self.amount, self.per_second = rate, float(rate.amount), rate.per_second
 
     def refill(self, now: float) -> float:
         if now > self.at:
-            grown = self.level + (now - self.at) * self.per_second
-            self.level = min(float(self.rate.amount), grown)
+            level = self.level + (now - self.at) * self.per_second
+            if level > self.amount:
+                level = self.amount
+            self.level = level
             self.at = now
         return self.level
 
-    def put(self, amount: float) -> None:
-        self.level = min(float(self.rate.amount), self.level + amount)
 
+class Holder:
+    """What one tenant or organisation, or one model of theirs, has left, and its requests in flight."""
 
-class _Account:
-    """One tenant's buckets under one plan, and its requests in flight."""
-
-    __slots__ = ("buckets", "in_flight")
+    __slots__ = ("buckets", "running")
 
     def __init__(self) -> None:
         self.buckets: dict[str, Bucket] = {}
-        self.in_flight = 0
+        self.running = 0
 
-    def bucket(self, kind: str, rate: Rate, now: float) -> Bucket:
-        bucket = self.buckets.get(kind)
+    def bucket(self, meter: Meter, now: float) -> Bucket:
+        bucket = self.buckets.get(meter.field)
         if bucket is None:
-            bucket = self.buckets[kind] = Bucket(rate, now)
-        elif bucket.rate != rate:
-            # The plan was edited: what is left keeps its share of the new limit.
-            bucket.level = bucket.refill(now) / bucket.rate.amount * rate.amount
-            bucket.rate, bucket.per_second = rate, rate.per_second
+            bucket = self.buckets[meter.field] = Bucket(meter.rate, now)
+        elif bucket.rate != meter.rate:
+            bucket.resize(meter.rate, now)
         return bucket
 
 
-class MemoryLease:
-    __slots__ = ("_account", "_done", "_reserved", "_store", "headers")
+class _Track:
+    """A course with its buckets at hand: (bucket, each, weight, saved, limit)."""
 
-    def __init__(
-        self, store: MemoryStore, account: _Account, reserved: list[tuple[Bucket, int]], headers: bytes
-    ) -> None:
+    __slots__ = ("course", "gates", "holders", "parts")
+
+    def __init__(self, course: Course, holders: tuple[Holder, ...], now: float) -> None:
+        self.course = course
+        self.holders = holders
+        self.gates = tuple(
+            (holder, scope.concurrent, index)
+            for index, (holder, scope) in enumerate(zip(holders, course.scopes, strict=True))
+            if scope.concurrent is not None
+        )
+        self.parts = tuple(
+            (holders[m.scope].bucket(m, now), m.each, m.weight, m.saved, float(m.rate.amount))
+            for m in course.meters
+        )
+
+
+class MemoryLease:
+    __slots__ = ("_open", "_store", "_tokens", "_track", "headers")
+
+    def __init__(self, store: MemoryStore, track: _Track, tokens: int, headers: bytes) -> None:
         self._store = store
-        self._account = account
-        self._reserved = reserved
-        self._done = False
+        self._track = track
+        self._tokens = tokens
+        self._open = True
         self.headers = headers
 
-    def settle(self, prompt: int, completion: int) -> None:
-        if not self._done:
-            self._finish(prompt + completion)
+    def settle(self, prompt: int, completion: int, cached: int = 0, tier: str = "") -> None:
+        if self._open:
+            self._open = False
+            self._store.end(self._track, self._tokens, prompt + completion, cached, tier)
 
     def refund(self) -> None:
-        if not self._done:
-            self._finish(0)
-
-    def _finish(self, used: int) -> None:
-        self._done = True
-        self._account.in_flight -= 1
-        self._store.leases -= 1
-        now = self._store.clock()
-        for bucket, amount in self._reserved:
-            bucket.refill(now)
-            bucket.put(amount - used)
+        self.settle(0, 0)
 
 
 class MemoryStore:
     """`clock` is monotonic, in seconds. `leases` counts what is reserved and not yet settled."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], on_end: Callable[[str], None] | None = None) -> None:
         self.clock = clock
         self.leases = 0
-        self._accounts: dict[str, _Account] = {}
+        self.on_end = on_end
+        self._holders: dict[str, Holder] = {}
+        self._tracks: dict[tuple[str, str, str, str], _Track] = {}
 
     def in_use(self) -> int:
         return self.leases
@@ -111,79 +112,91 @@ class MemoryStore:
     def fallbacks(self) -> int:
         return 0  # it cannot fail, so nothing ever takes its place
 
-    def usage(self, now: float) -> Mapping[str, Mapping[str, float]]:
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def usage(self) -> Mapping[str, Mapping[str, float]]:
+        """What each holder has left, by dimension, and its requests in flight."""
+        now = self.clock()
         return {
-            tenant: {
-                "concurrent": account.in_flight,
-                **{kind: bucket.refill(now) for kind, bucket in account.buckets.items()},
+            name.removeprefix("t:"): {
+                "concurrent": holder.running,
+                **{kind: bucket.refill(now) for kind, bucket in holder.buckets.items()},
             }
-            for tenant, account in self._accounts.items()
+            for name, holder in self._holders.items()
         }
 
-    async def reserve(self, ask: Ask, now: float) -> MemoryLease:
-        plan = ask.plan
-        account = self._accounts.get(ask.tenant)
-        if account is None:
-            account = self._accounts[ask.tenant] = _Account()
-        if plan.concurrent is not None and account.in_flight >= plan.concurrent:
-            raise LimitExceeded(
-                f"{plan.concurrent} requests of this key are running, its plan `{plan.name}` allows no more: "
-                "wait for one to end",
-                code="concurrency_exceeded",
-                retry_after=1,
-            )
-        wanted: list[tuple[str, Bucket, int]] = []
-        if plan.requests is not None:
-            wanted.append(("requests", account.bucket("requests", plan.requests, now), 1))
-        if plan.tokens is not None:
-            bucket = account.bucket("tokens", plan.tokens, now)
-            wanted.append(("tokens", bucket, _tokens(ask, plan.tokens)))
-        rate = plan.tier_tokens.get(ask.tier)
-        if rate is not None:
-            kind = f"{ask.tier}_tokens"
-            wanted.append((kind, account.bucket(kind, rate, now), _tokens(ask, rate)))
-        for kind, bucket, amount in wanted:
-            _check(kind, bucket, amount, now, plan.name)
-        for _, bucket, amount in wanted:
-            bucket.level -= amount
-        account.in_flight += 1
+    def holder(self, name: str) -> Holder:
+        holder = self._holders.get(name)
+        if holder is None:
+            holder = self._holders[name] = Holder()
+        return holder
+
+    def _track(self, ask: Ask) -> _Track:
+        key = (ask.tenant, ask.tier, ask.model, ask.organisation)
+        track = self._tracks.get(key)
+        if track is None or not track.course.fits(ask):
+            course = chart(ask)
+            holders = tuple(self.holder(scope.name) for scope in course.scopes)
+            track = self._tracks[key] = _Track(course, holders, self.clock())
+        return track
+
+    def reserve(self, ask: Ask) -> MemoryLease:
+        track = self._track(ask)
+        course = track.course
+        now = self.clock()
+        tokens = course.tokens(ask)
+        fits = True
+        levels = []
+        for bucket, each, weight, _, _ in track.parts:
+            level = bucket.refill(now)
+            levels.append(level)
+            if level < each + tokens * weight:
+                fits = False
+        for holder, concurrent, index in track.gates:
+            if holder.running >= concurrent:
+                raise course.slots_taken(index, levels)
+        if not fits:
+            refused = course.over_limit(tokens, levels)
+            assert refused is not None
+            raise refused
+        levels.clear()
+        for bucket, each, weight, _, _ in track.parts:
+            bucket.level = level = bucket.level - (each + tokens * weight)
+            levels.append(level)
+        for holder in track.holders:
+            holder.running += 1
         self.leases += 1
-        reserved = [(bucket, amount) for kind, bucket, amount in wanted if kind != "requests"]
-        return MemoryLease(self, account, reserved, _headers(wanted))
+        return MemoryLease(self, track, tokens, course.lines.render(levels))
+
+    def end(self, track: _Track, reserved: int, used: int, cached: int, tier: str) -> None:
+        """Give back what was reserved, take what was used. Called once for each lease."""
+        now = self.clock()
+        course = track.course
+        self.leases -= 1
+        for holder in track.holders:
+            holder.running -= 1
+        if not tier or tier == course.ask.tier:
+            for bucket, _, weight, saved, limit in track.parts:
+                if weight:
+                    give = reserved * weight - (used * weight - cached * saved)
+                    _put(bucket, give if bucket.amount == limit else give * (bucket.amount / limit), now)
+        else:
+            # First what was taken: what was refilled meanwhile must not be lost to a full bucket.
+            for bucket, _, weight, saved, limit in self._track(_moved(course.ask, tier)).parts:
+                _put(bucket, (cached * saved - used * weight) * (bucket.amount / limit), now)
+            for bucket, _, weight, _, limit in track.parts:
+                _put(bucket, reserved * weight * (bucket.amount / limit), now)
+        if self.on_end is not None:
+            self.on_end(course.root)
 
 
-def _tokens(ask: Ask, rate: Rate) -> int:
-    """A request that names no bound reserves its plan's, and never so much that the whole limit is gone."""
-    if ask.output is not None:
-        return ask.prompt + ask.output
-    room = max(1, rate.amount // 2 - ask.prompt)
-    return ask.prompt + min(ask.plan.output, room)
+def _put(bucket: Bucket, amount: float, now: float) -> None:
+    level = bucket.refill(now) + amount
+    if level > bucket.amount:
+        level = bucket.amount
+    bucket.level = level
 
 
-def _check(kind: str, bucket: Bucket, amount: int, now: float, plan: str) -> None:
-    limit = bucket.rate
-    if amount > limit.amount:
-        raise LimitExceeded(
-            f"this request reserves {amount} {kind.replace('_', ' ')}, and plan `{plan}` allows "
-            f"{limit.amount} in {limit.seconds:g} s: ask for fewer tokens (max_tokens)",
-            code="request_exceeds_limit",
-        )
-    level = bucket.refill(now)
-    if level < amount:
-        wait = (amount - level) / bucket.per_second
-        raise LimitExceeded(
-            f"plan `{plan}` allows {limit.amount} {kind.replace('_', ' ')} in {limit.seconds:g} s: "
-            f"{amount} needed, {max(0, math.floor(level))} left; try again in {duration(wait)}",
-            retry_after=wait,
-        )
-
-
-def _headers(wanted: list[tuple[str, Bucket, int]]) -> bytes:
-    lines = b""
-    for kind, bucket, _ in wanted:
-        form = HEADER_LINES.get(kind)
-        if form is not None:
-            amount, level = bucket.rate.amount, bucket.level
-            reset = duration((amount - level) / bucket.per_second).encode()
-            lines += form % (amount, max(0, int(level)), reset)
-    return lines
+def _moved(ask: Ask, tier: str) -> Ask:
+    return Ask(ask.tenant, ask.plan, tier, ask.model, ask.prompt, ask.output, ask.organisation, ask.shared)

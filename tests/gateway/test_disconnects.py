@@ -82,7 +82,7 @@ def check_record(served: Served, recorder: Recorder, shape: Shape) -> None:
 
 
 def tokens_left(served: Served) -> float:
-    return served.gateway.store.usage(served.gateway.clock())["anonymous"]["tokens"]
+    return served.gateway.store.usage()["anonymous"]["tokens"]
 
 
 @pytest.mark.parametrize("phase", ["head", "first token", "mid-reply"])
@@ -167,7 +167,7 @@ async def test_c06_a_client_leaves_a_slow_json_reply(tmp_path: Path) -> None:
         wire.send(CHAT.path, CHAT.ask(max_tokens=5000))
         await asyncio.sleep(1)
         await gone_from(served, engine, wire.leave())
-        usage = served.gateway.store.usage(served.gateway.clock())["anonymous"]
+        usage = served.gateway.store.usage()["anonymous"]
         assert usage["concurrent"] == 0
         assert usage["tokens"] >= 100_000 - PROMPT
         assert recorder.server().status.status_code is not StatusCode.ERROR
@@ -187,7 +187,7 @@ async def test_c07_a_client_leaves_a_stream_before_its_first_byte(tmp_path: Path
         wire.send(CHAT.path, CHAT.ask(stream=True, max_tokens=5000))
         await until(lambda: engine.generations == 1)
         await gone_from(served, engine, wire.leave())
-        usage = served.gateway.store.usage(served.gateway.clock())["anonymous"]
+        usage = served.gateway.store.usage()["anonymous"]
         assert usage["concurrent"] == 0
         assert usage["tokens"] >= 100_000 - PROMPT
         assert recorder.server().status.status_code is not StatusCode.ERROR

@@ -58,6 +58,33 @@ def test_an_empty_key_file_lets_nobody_in() -> None:
         read("keys: []").authenticate(b"x", NOW)
 
 
+def test_keys_of_an_organisation_share_its_plan() -> None:
+    ring = read(
+        "organisations: [{name: acme, plan: trial}]\n"
+        "keys: [{name: a, key: ka, organisation: acme}, {name: b, key: kb}]"
+    )
+    inside, outside = ring.authenticate(b"ka", NOW), ring.authenticate(b"kb", NOW)
+    assert (inside.organisation, inside.plan, inside.shared) == ("acme", "default", "trial")
+    assert (outside.organisation, outside.plan) == ("", "default")
+
+
+def test_organisations_are_checked() -> None:
+    with pytest.raises(ProblemsError) as caught:
+        read(
+            "organisations:\n"
+            "- {name: acme, plan: trail}\n"
+            "- {name: acme, plan: trial}\n"
+            "- {name: a/b, plan: trial}\n"
+            "keys: [{name: a, key: ka, organisation: acmee}]"
+        )
+    assert [str(problem) for problem in caught.value.diagnostics] == [
+        "keys.yaml:2:22: error: unknown plan `trail`; did you mean `trial`?",
+        "keys.yaml:3:10: error: `acme` is another organisation's name already",
+        "keys.yaml:4:10: error: use letters, digits, dots, dashes; 63 at most",
+        "keys.yaml:5:41: error: unknown organisation `acmee`; did you mean `acme`?",
+    ]
+
+
 def test_tiers_bound_what_a_key_may_use() -> None:
     ring = read(
         "keys: [{name: a, key: ka, tiers: [fast]}, {name: b, key: kb, tiers: []}, {name: c, key: kc}]"

@@ -251,14 +251,25 @@ def test_other_tiers() -> None:
 def test_plans() -> None:
     more = """\
 plans:
-  a: {requests: 600/min, tokens: 200k/min, exact_tokens: 2k/min, concurrent: 32}
-  b: {output: 64}"""
+  a: {requests: 600/min, tokens: [5M/day, 200k/min], exact_tokens: 2k/min, concurrent: 32}
+  b: {output: 64, weights: {exact: 4, fast: 0.5}, cached: 10%}
+  c:
+    concurrent: 2
+    wait: 20s
+    models:
+      m: {requests: 5/min, fast_tokens: 1k/min}"""
     plans = policy("  - {name: rest, send: fast}", more=more).plans
-    assert plans["a"].requests == Rate(600, 60.0)
-    assert plans["a"].tokens == Rate(200_000, 60.0)
-    assert plans["a"].tier_tokens == {"exact": Rate(2000, 60.0)}
-    assert (plans["a"].concurrent, plans["a"].output) == (32, 1024)
-    assert (plans["b"].requests, plans["b"].concurrent, plans["b"].output) == (None, None, 64)
+    a, b, c = (plans[name] for name in "abc")
+    assert a.requests == (Rate(600, 60.0),)
+    assert a.tokens == (Rate(200_000, 60.0), Rate(5_000_000, 86400.0))
+    assert a.tier_tokens == {"exact": (Rate(2000, 60.0),)}
+    assert (a.concurrent, a.output, a.wait, a.weights, a.cached) == (32, 1024, 0, {}, 1)
+    assert (b.requests, b.concurrent, b.output) == ((), None, 64)
+    assert (b.weights, b.cached) == ({"exact": 4, "fast": 0.5}, 0.1)
+    assert (c.concurrent, c.wait) == (2, 20)
+    model = c.models["m"]
+    assert (model.name, model.requests) == ("c, m", (Rate(5, 60.0),))
+    assert (model.tier_tokens, model.at) == ({"fast": (Rate(1000, 60.0),)}, (12, 7))
 
 
 def test_fields_are_what_a_policy_reads_and_compares() -> None:
