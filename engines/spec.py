@@ -28,7 +28,8 @@ class EngineSpec:
 
     `url` is `http://host:port`, `https://host:port` or `unix:/path/to.sock`; for an engine that we launch it
     is made from `port`. `served_model` is the name the engine answers to. `share` is the part of the GPU's
-    memory (0..1), None where it is to be planned. `model` is a hub name or an absolute folder.
+    memory (0..1), None where it is to be planned. `model` is a hub name or an absolute folder. `priorities`
+    says that the engine schedules by priority: others refuse a request that has one.
     """
 
     name: str
@@ -44,6 +45,7 @@ class EngineSpec:
     env: Mapping[str, str] = field(default_factory=lambda: NO_ENV)
     api_key: str | None = field(default=None, repr=False)
     timeouts: Timeouts = Timeouts()
+    priorities: bool = False
 
     @property
     def launched(self) -> bool:

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,6 +156,7 @@ class EnginePart(Part, frozen=True):
     env: dict[str, str] = {}
     api_key: str | None = None
     timeouts: EngineTimeouts = EngineTimeouts()
+    priorities: bool | None = None
 
 
 class File(Part, frozen=True):
@@ -265,7 +267,14 @@ def _engine(part: EnginePart, index: int, file: File, folder: Path) -> EngineSpe
             idle=_or(own.idle, common.idle),
             total=_or(own.total, common.total),
         ),
+        priorities=_by_priority(part.args) if part.priorities is None else part.priorities,
     )
+
+
+def _by_priority(args: list[str]) -> bool:
+    """Whether a vLLM with these arguments schedules by priority."""
+    spelt = [part for arg in args for part in arg.split("=", 1)]
+    return ("--scheduling-policy", "priority") in pairwise(spelt)
 
 
 def _decision_log(part: DecisionLogPart | None, folder: Path) -> DecisionLogPart | None:

@@ -213,7 +213,8 @@ class Exchange:
         memo: Memo = {}
         before = gateway.clock()
         headers = HeaderView(self._client.headers)
-        facts = make_facts(self._endpoint.dialect.name, request, headers, tenant.name, tenant.tags)
+        name, came = self._endpoint.dialect.name, self.record.started_ns / 1e9
+        facts = make_facts(name, request, headers, tenant.name, tenant.tags, came)
         if pinned_tier is not None:
             if not tenant.may_use(pinned_tier):
                 raise TierNotAllowed(f"this key may not use tier `{pinned_tier}`", param="model")
@@ -232,7 +233,7 @@ class Exchange:
         if decision.trace and record.trace is not None:
             record.trace.sampled = True
         if decision.edits is not NO_EDITS:
-            self._endpoint.dialect.edit(request, decision.edits)
+            record.edits = self._endpoint.dialect.edit(request, decision.edits)
         return decision
 
     def _beside(
@@ -295,17 +296,23 @@ class Exchange:
 
     async def _place(self, decision: Decision, path: str) -> None:
         assert self._tenant is not None
-        self._dispatch = dispatch = Dispatch(self._gateway, self.record, self._builder(path), self._read_at)
+        self._dispatch = dispatch = Dispatch(
+            self._gateway, self.record, self._builder(path, decision.priority), self._read_at
+        )
         engine, _ = await dispatch.place(decision, self._tenant)
         self._note_move(engine.spec.tier, dispatch.because, decision)
 
-    def _builder(self, path: str) -> Build:
+    def _builder(self, path: str, priority: int = 0) -> Build:
         method, headers, request = self._client.method, self._upstream_headers(), self._request
-        upstreams, prepare = self._gateway.upstreams, self._endpoint.dialect.prepare
+        upstreams, dialect = self._gateway.upstreams, self._endpoint.dialect
 
         def build(engine: Engine) -> bytes:
-            body = b"" if request is None else prepare(request, engine.spec.served_model)
-            return upstreams[engine.spec.name].head.build(method, path, headers, body)
+            spec, extra = engine.spec, headers
+            given = priority if spec.priorities else 0
+            if given and dialect.priority_header:
+                extra += b"x-vllm-priority: %d\r\n" % given
+            body = b"" if request is None else dialect.prepare(request, spec.served_model, given)
+            return upstreams[spec.name].head.build(method, path, extra, body)
 
         return build
 
@@ -369,6 +376,8 @@ class Exchange:
             head += b"x-dualgauge-degraded: true\r\n"
         if record.moved_because:
             head += b"x-dualgauge-reason: %b\r\n" % record.moved_because.encode()
+        if record.edits:
+            head += b"x-dualgauge-edited: %b\r\n" % record.edits.encode()
         if request is not None and request.body.dropped:
             head += b"x-dualgauge-dropped: %b\r\n" % ", ".join(request.body.dropped).encode()
         return head

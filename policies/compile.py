@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from policies import checks
-from policies.decision import Edits
+from policies.decision import NO_EDITS, Edits
 from policies.document import ProblemsError, load
 from policies.expressions import (
     COMPARISONS,
@@ -67,7 +67,7 @@ def compile_policy(text: str, file: str, *, tiers: Sequence[str] = TIERS) -> Pol
             busy=rule.busy,
             priority=rule.priority,
             trace=rule.trace,
-            edits=Edits(rule.max_tokens, rule.temperature),
+            edits=_edits(rule.max_tokens, rule.temperature),
         )
         for rule in syntax.rules
     )
@@ -84,6 +84,10 @@ def compile_policy(text: str, file: str, *, tiers: Sequence[str] = TIERS) -> Pol
         shadow=syntax.shadow,
         rollout=syntax.rollout,
     )
+
+
+def _edits(max_tokens: int | None, temperature: float | None) -> Edits:
+    return NO_EDITS if max_tokens is None and temperature is None else Edits(max_tokens, temperature)
 
 
 class _Compiler:

@@ -61,8 +61,9 @@ def make_facts(
     headers: Mapping[str, str],
     tenant: str = "anonymous",
     tags: frozenset[str] = frozenset(),
+    time: float | None = None,
 ) -> Facts:
-    """What a policy may know of a request."""
+    """What a policy may know of a request; `time` is when it came, in Unix seconds."""
     return Facts(
         dialect=dialect,
         model=request.model,
@@ -76,6 +77,7 @@ def make_facts(
         structured=request.structured,
         output_tokens=request.output_tokens,
         temperature=request.temperature,
+        time=time,
     )
 
 
@@ -85,10 +87,11 @@ def facts_from_body(
     headers: Mapping[str, str],
     tenant: str = "anonymous",
     tags: frozenset[str] = frozenset(),
+    time: float | None = None,
 ) -> Facts:
     """Facts of a request that never came over the wire, for explaining and replaying.
 
     Raises KeyError for an unknown dialect, InvalidRequest for a body that the gateway would refuse.
     """
     request = DIALECTS[dialect].parse(Body(msgspec.json.encode({"model": "any", **body})))
-    return make_facts(dialect, request, headers, tenant, tags)
+    return make_facts(dialect, request, headers, tenant, tags, time)

@@ -44,6 +44,7 @@ class AnthropicMessages(Dialect):
     name = "anthropic.messages"
     marker: ClassVar[bytes] = b"event: content_block_delta"
     forwarded = (b"anthropic-version", b"anthropic-beta")
+    priority_header = True
 
     def parse(self, body: Body) -> Request:
         fields = _messages.read(body.raw)

@@ -61,6 +61,7 @@ class Request(msgspec.Struct):
     wants_usage: bool = True
     usage_injected: bool = False
     sent_model: str | None = None
+    sent_priority: int = 0
     previous_response_id: str | None = None
     _conversation: Conversation | None = None
 
@@ -74,35 +75,57 @@ class Request(msgspec.Struct):
 class Dialect(ABC):
     """Stateless; one instance a process. `marker` is the bytes that stand once in the event of each streamed
     token, and `overhead` how many of them carry no token; `forwarded` are the client's headers that an engine
-    may see, `caps` the fields that bound the output."""
+    may see, `caps` the fields that bound the output, `tempered` whether it knows a temperature, and
+    `priority_header` whether a priority goes into vLLM's header, since its bodies have no field for it."""
 
     name: ClassVar[str]
     marker: ClassVar[bytes] = b"\n\n"
     overhead: ClassVar[int] = 0
     forwarded: ClassVar[tuple[bytes, ...]] = ()
     caps: ClassVar[tuple[str, ...]] = ("max_tokens",)
+    tempered: ClassVar[bool] = True
+    priority_header: ClassVar[bool] = False
 
     @abstractmethod
     def parse(self, body: Body) -> Request:
         """Read and check what the gateway needs. Raises InvalidRequest."""
 
-    def prepare(self, request: Request, served_model: str) -> bytes:
-        """The body for an engine that knows the model as `served_model`; may be asked again for another."""
+    def prepare(self, request: Request, served_model: str, priority: int = 0) -> bytes:
+        """The body for an engine that knows the model as `served_model`; may be asked again for another.
+
+        `priority` is what the engine may be told, 0 where nothing.
+        """
+        if priority != request.sent_priority and not self.priority_header:
+            request.body.set("priority", priority)
+            request.sent_priority = priority
         if (request.sent_model or request.model) != served_model:
             request.body.set("model", served_model)
             request.sent_model = served_model
         return request.body.encode()
 
-    def edit(self, request: Request, edits: Edits) -> None:
-        """Apply what a rule changes: an upper bound on the output, a temperature."""
-        if edits.max_tokens is not None:
-            given = [name for name in self.caps if name in request.body]
+    def edit(self, request: Request, edits: Edits) -> str:
+        """Apply what a rule changes, and tell what that was: `max_tokens=512, temperature=0`."""
+        body, cap, changed = request.body, edits.max_tokens, []
+        if cap is not None:
+            given = [name for name in self.caps if name in body]
             for name in given or self.caps[:1]:
-                asked = request.body.get(name, WHOLE)
-                if asked is None or asked > edits.max_tokens:
-                    request.body.set(name, edits.max_tokens)
-        if edits.temperature is not None:
-            request.body.set("temperature", edits.temperature)
+                asked = body.get(name, WHOLE)
+                if asked is None or asked > cap:
+                    body.set(name, cap)
+                    changed.append(f"{name}={cap}")
+            if changed:
+                least = body.get("min_tokens", WHOLE)
+                if least is not None and least > cap:  # which engines refuse
+                    body.set("min_tokens", cap)
+                asked = request.output_tokens
+                request.output_tokens = cap * request.n if asked is None else min(asked, cap * request.n)
+        warmth = edits.temperature if self.tempered else None
+        # Engines refuse several answers at temperature 0: they would all be the same.
+        if warmth not in (None, request.temperature) and (warmth or request.n == 1):
+            body.set("temperature", warmth)
+            request.temperature = warmth
+            changed.append(f"temperature={warmth:g}")
+        return ", ".join(changed)
 
     @abstractmethod
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:

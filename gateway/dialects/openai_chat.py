@@ -113,7 +113,7 @@ def _structured(body: Body, fields: _Common) -> bool:
 class OpenAIChat(Dialect):
     name = "openai.chat"
     overhead: ClassVar[int] = 1
-    caps = ("max_tokens", "max_completion_tokens")
+    caps: ClassVar[tuple[str, ...]] = ("max_tokens", "max_completion_tokens")
 
     def parse(self, body: Body) -> Request:
         fields = _chat.read(body.raw)
@@ -122,13 +122,13 @@ class OpenAIChat(Dialect):
             raise InvalidRequest("messages is missing", param="messages")
         return _request(body, fields, lambda: read_messages(messages))
 
-    def prepare(self, request: Request, served_model: str) -> bytes:
+    def prepare(self, request: Request, served_model: str, priority: int = 0) -> bytes:
         if request.stream and not request.wants_usage and not request.usage_injected:
             # Have the engine count the stream, whether or not the client wants to see it.
             options = request.body.get("stream_options", OBJECT) or {}
             request.body.set("stream_options", {**options, "include_usage": True})
             request.usage_injected = True
-        return Dialect.prepare(self, request, served_model)
+        return Dialect.prepare(self, request, served_model, priority)
 
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:
         return openai_usage(event.get("usage"))

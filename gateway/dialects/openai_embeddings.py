@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ _embeddings = Fields(_Embeddings)
 
 class OpenAIEmbeddings(OpenAIChat):
     name = "openai.embeddings"
+    caps: ClassVar[tuple[str, ...]] = ()
+    tempered = False
 
     def parse(self, body: Body) -> Request:
         fields = _embeddings.read(body.raw)

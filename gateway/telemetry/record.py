@@ -45,6 +45,7 @@ class Record(msgspec.Struct):
     policy_hash: str = ""
     degraded: bool = False
     moved_because: str = ""
+    edits: str = ""
     status: int = 0
     outcome: Outcome = "ok"
     error_code: str = ""

@@ -157,6 +157,7 @@ def _own_attributes(record: Record) -> dict[str, Any]:
         "dualgauge.reason": "; ".join(filter(None, (record.reason, record.moved_because))),
         "dualgauge.policy_hash": record.policy_hash,
         "dualgauge.tenant": record.tenant,
+        "dualgauge.edits": record.edits,
     }
     return {**{k: v for k, v in values.items() if v}, "dualgauge.degraded": record.degraded}
 
