@@ -8,16 +8,16 @@ error when it is asked for (`NotRecordedError`), never a guess.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from policies.decision import SignalValue
+from policies.decision import PINNED_RULE, Decision, SignalValue
 from policies.expressions import text_of
 from policies.facts import Conversation, Facts
 from policies.policy import Policy
-from policies.signals import SIGNALS, Memo, Signal
+from policies.signals import SIGNALS, Memo
 
 Logged = str | bool | None
 _OTHER = "\0"
@@ -130,7 +130,7 @@ class Fields:
         """What a line may say of the metadata of a request."""
         entries = facts.metadata
         return {
-            name: _logged(entries[name], values) if name in entries else None
+            name: _logged(entries[name], values) or True if name in entries else None
             for name, values in self._metadata
         }
 
@@ -151,12 +151,35 @@ def _logged(value: object, compared: frozenset[str]) -> Logged:
     return True
 
 
-def measured(facts: Facts, memo: Memo, also: Iterable[Signal]) -> dict[str, SignalValue | None]:
-    """What deciding has measured, and these signals too."""
-    for signal in also:
-        if signal.name not in memo:
-            memo[signal.name] = signal.read(facts, memo)
-    return {name: value for name, value in memo.items() if name[0] != "."}
+def line_of(
+    facts: Facts, memo: Memo, decision: Decision, fields: Fields, *, id_: str, time: float, measure_all: bool
+) -> DecisionLine:
+    """What can be said of a decision at once; how it ended is for the caller to add.
+
+    `memo` is what deciding has measured; with `measure_all`, the other signals are measured now. `time` is
+    for facts that have none.
+    """
+    line = DecisionLine(
+        time=time if facts.time is None else facts.time,
+        id=id_,
+        policy=decision.policy_hash,
+        fields=fields.id,
+        dialect=facts.dialect,
+        model=facts.model,
+        tenant=facts.tenant,
+        tier=decision.tier,
+        rule=decision.rule,
+        unavailable=decision.contract.kind,
+        tags=sorted(facts.tags),
+        reasons=decision.reasons,
+    )
+    if decision.rule != PINNED_RULE:
+        line.headers, line.metadata = fields.headers(facts), fields.metadata(facts)
+        for signal in fields.signals if measure_all else ():
+            if signal.name not in memo:
+                memo[signal.name] = signal.read(facts, memo)
+        line.signals = {name: value for name, value in memo.items() if name[0] != "."}
+    return line
 
 
 class RecordedFacts(Facts):

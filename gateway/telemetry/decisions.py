@@ -10,9 +10,9 @@ import msgspec
 from gateway.telemetry.decision_log import DecisionLog
 from gateway.telemetry.record import Record
 from policies import logged
-from policies.decision import PINNED_RULE, Decision
+from policies.decision import Decision
 from policies.facts import Facts
-from policies.logged import DecisionLine, Fields
+from policies.logged import Fields
 from policies.signals import Memo
 
 logger = logging.getLogger("dualgauge.decisions")
@@ -52,33 +52,20 @@ class Decisions:
         self.log.append(decided.fields, line)
 
     def _line(self, record: Record, decided: Decided) -> bytes:
-        facts, decision, fields, other = decided.facts, decided.decision, decided.fields, decided.other
-        usage = record.usage
-        line = DecisionLine(
-            time=record.started_ns / 1e9 if facts.time is None else facts.time,
-            id=record.request_id,
-            policy=decision.policy_hash,
-            fields=fields.id,
-            dialect=facts.dialect,
-            model=facts.model,
-            tenant=facts.tenant,
-            tier=decision.tier,
-            rule=decision.rule,
-            unavailable=decision.contract.kind,
-            tags=sorted(facts.tags),
-            reasons=decision.reasons,
-            served=record.tier,
-            engine=record.engine,
-            degraded=record.degraded,
-            because=record.moved_because,
-            outcome=record.outcome,
-            status=record.status,
+        line = logged.line_of(
+            decided.facts,
+            decided.memo,
+            decided.decision,
+            decided.fields,
+            id_=record.request_id,
+            time=record.started_ns / 1e9,
+            measure_all=self._measure_all,
         )
+        line.served, line.engine, line.degraded = record.tier, record.engine, record.degraded
+        line.because, line.outcome, line.status = record.moved_because, record.outcome, record.status
+        usage, other = record.usage, decided.other
         if usage is not None:
             line.usage = logged.Usage(usage.prompt, usage.completion, usage.cached)
         if other is not None:
             line.other = logged.Other(other.policy_hash, other.tier, other.rule)
-        if decision.rule != PINNED_RULE:
-            line.headers, line.metadata = fields.headers(facts), fields.metadata(facts)
-            line.signals = logged.measured(facts, decided.memo, fields.signals if self._measure_all else ())
         return encode(line) + b"\n"
