@@ -33,12 +33,13 @@ def read_policy(named: str, config: Config, asked_in: str) -> Policy:
 
     Raises ProblemsError.
     """
+    served = {spec.tier for spec in config.engines}
     if not SHIPPED_POLICY.fullmatch(named):
-        return compile_policy(read_text(Path(named)), named, tiers=config.tiers)
+        return compile_policy(read_text(Path(named)), named, tiers=config.tiers, served=served)
     if named not in SHIPPED:
         message = unknown("policy", named, SHIPPED)
         raise ProblemsError([Diagnostic(asked_in, 1, 1, "error", message)])
-    return compile_policy(*shipped(named), tiers=config.tiers)
+    return compile_policy(*shipped(named), tiers=config.tiers, served=served)
 
 
 def read_snapshot(

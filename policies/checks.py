@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
-from policies.document import Diagnostic, Document, unknown
-from policies.expressions import AllOf, AnyOf, ClassName, Expression, FieldTest, Not, SignalTest
+from policies.document import Diagnostic, Document, Path, unknown
+from policies.expressions import AllOf, AnyOf, ClassName, Expression, Not
+from policies.logic import Logic
 from policies.syntax import PolicySyntax, RuleSyntax
 
 MAX_NESTING = 64
 
 
-def check(document: Document, syntax: PolicySyntax, *, whole: bool) -> list[Diagnostic]:
+def check(
+    document: Document, syntax: PolicySyntax, served: Collection[str] | None, *, whole: bool
+) -> list[Diagnostic]:
     """Errors and warnings; shadowed rules are only looked for where all of the policy could be read (`whole`)
-    and every name is known.
+    and every name is known. `served` are the tiers that have an engine, None where that is not known.
     """
     problems = [*_names(document, syntax), *_order(document, syntax.rules)]
     if not problems:
         problems += _nesting(document, syntax)
     if not problems and whole:
         problems += [*_shadows(document, syntax), *_unused(document, syntax)]
+        if served is not None:
+            problems += _unserved(document, syntax.rules, served)
     return problems
 
 
@@ -122,95 +127,50 @@ def _unused(document: Document, syntax: PolicySyntax) -> Iterator[Diagnostic]:
             yield document.problem(("classes", name), message, key=True, severity="warning")
 
 
-def _shadows(document: Document, syntax: PolicySyntax) -> Iterator[Diagnostic]:
-    implication = _Implication(syntax.classes)
-    for index, rule in enumerate(syntax.rules):
-        if rule.when is None:
-            continue
-        for earlier in syntax.rules[:index]:
-            if earlier.when is not None and implication.holds(rule.when, earlier.when):
-                line = document.position(earlier.path)[0]
-                message = (
-                    f"never reached: whenever it holds, the rule `{earlier.name}` on line {line} has decided"
+def _unserved(
+    document: Document, rules: tuple[RuleSyntax, ...], served: Collection[str]
+) -> Iterator[Diagnostic]:
+    """Tiers that a rule names and no engine has."""
+    for rule in rules:
+        named: list[tuple[Path, str]] = [(("send",), rule.send)]
+        if rule.busy is not None:
+            short = document.has((*rule.path, "if_busy", "use"))
+            named.append((("if_busy", "use") if short else ("if_busy",), rule.busy.use))
+        if rule.contract.use is not None:
+            named.append((("if_unavailable", "use"), rule.contract.use))
+        for where, tier in named:
+            if tier not in served:
+                yield document.problem(
+                    (*rule.path, *where), f"no engine has the tier `{tier}`", severity="warning"
                 )
-                yield document.problem((*rule.path, "when"), message, severity="warning")
-                break
 
 
-class _Implication:
-    """Whether one condition can be seen to hold whenever another does. Sound, not complete."""
-
-    BUDGET = 20_000
-
-    def __init__(self, classes: Mapping[str, Expression]) -> None:
-        self._classes = classes
-        self._known: dict[tuple[Expression, Expression], bool] = {}
-
-    def holds(self, left: Expression, right: Expression) -> bool:
-        """Whether `left` implies `right`."""
-        pair = (left, right)
-        if pair not in self._known:
-            if len(self._known) >= self.BUDGET:
-                return False
-            self._known[pair] = left == right or self._look(left, right)
-        return self._known[pair]
-
-    def _look(self, left: Expression, right: Expression) -> bool:
-        if isinstance(left, ClassName):
-            return self.holds(self._classes[left.name], right)
-        if isinstance(right, ClassName):
-            return self.holds(left, self._classes[right.name])
-        if isinstance(left, AnyOf):
-            return all(self.holds(part, right) for part in left.parts)
-        if isinstance(right, AllOf):
-            return all(self.holds(left, part) for part in right.parts)
-        if isinstance(left, Not) and isinstance(right, Not) and self.holds(right.part, left.part):
-            return True
-        if isinstance(left, AllOf) and any(self.holds(part, right) for part in left.parts):
-            return True
-        if isinstance(right, AnyOf) and any(self.holds(left, part) for part in right.parts):
-            return True
-        if isinstance(left, SignalTest) and isinstance(right, SignalTest):
-            return _signal_implies(left, right)
-        if isinstance(left, FieldTest) and isinstance(right, FieldTest):
-            return _field_implies(left, right)
-        return False
+def _shadows(document: Document, syntax: PolicySyntax) -> Iterator[Diagnostic]:
+    """Rules that never decide, by what they ask for themselves or by the rules before them."""
+    logic = Logic(syntax.classes)
+    before: list[tuple[RuleSyntax, Expression]] = []
+    for rule in syntax.rules:
+        message = None
+        if before and logic.always(AnyOf(tuple(when for _, when in before))):
+            message = "never reached: of the rules before it, one always holds"
+        elif rule.when is not None:
+            if logic.never(rule.when):
+                message = "never holds: what it asks for excludes itself"
+            else:
+                message = _shadow(document, logic, rule.when, before)
+                before.append((rule, rule.when))
+        if message is not None:
+            where = rule.path if rule.when is None else (*rule.path, "when")
+            yield document.problem(where, message, severity="warning")
 
 
-def _signal_implies(left: SignalTest, right: SignalTest) -> bool:
-    if left.signal != right.signal:
-        return False
-    a, b = left.operand, right.operand
-    if left.op in ("equals", "in"):
-        values = a if isinstance(a, frozenset) else frozenset((a,))
-        return all(_satisfies(value, right) for value in values)
-    if isinstance(a, frozenset | str) or isinstance(b, frozenset | str):
-        return False
-    if left.op in ("at_least", "above"):
-        return (right.op == "at_least" and a >= b) or (
-            right.op == "above" and (a > b or (a == b and left.op == "above"))
-        )
-    return (right.op == "at_most" and a <= b) or (
-        right.op == "below" and (a < b or (a == b and left.op == "below"))
-    )
-
-
-def _satisfies(value: float | bool | str, test: SignalTest) -> bool:
-    operand = test.operand
-    if isinstance(operand, frozenset):
-        return value in operand
-    if test.op == "equals":
-        return value == operand
-    if isinstance(value, str) or isinstance(operand, str):
-        return False
-    if test.op == "at_least":
-        return value >= operand
-    if test.op == "above":
-        return value > operand
-    return value <= operand if test.op == "at_most" else value < operand
-
-
-def _field_implies(left: FieldTest, right: FieldTest) -> bool:
-    if (left.kind, left.key) != (right.kind, right.key):
-        return False
-    return right.values is None or (left.values is not None and left.values <= right.values)
+def _shadow(
+    document: Document, logic: Logic, when: Expression, before: list[tuple[RuleSyntax, Expression]]
+) -> str | None:
+    for earlier, held in before:
+        if logic.implies(when, held):
+            line = document.position(earlier.path)[0]
+            return f"never reached: whenever it holds, the rule `{earlier.name}` on line {line} has decided"
+    if before and logic.implies(when, AnyOf(tuple(held for _, held in before))):
+        return "never reached: whenever it holds, one of the rules before it has decided"
+    return None

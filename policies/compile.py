@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -44,15 +44,18 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def compile_policy(text: str, file: str, *, tiers: Sequence[str] = TIERS) -> Policy:
+def compile_policy(
+    text: str, file: str, *, tiers: Sequence[str] = TIERS, served: Collection[str] | None = None
+) -> Policy:
     """The policy that a YAML text says, immutable and ready to decide.
 
-    `tiers` are the deployment's, from the least to the most precise. Raises ProblemsError with every error;
-    what is only suspicious ends up in the policy's `warnings`.
+    `tiers` are the deployment's, from the least to the most precise, and `served` those that have an engine,
+    where that is known. Raises ProblemsError with every error; what is only suspicious ends up in the
+    policy's `warnings`.
     """
     document = load(text, file)
     syntax, problems = read(document, tiers)
-    problems += checks.check(document, syntax, whole=not problems)
+    problems += checks.check(document, syntax, served, whole=not problems)
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors:
         raise ProblemsError(problems)

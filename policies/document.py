@@ -103,6 +103,13 @@ class Document:
             node = member
         return node.at
 
+    def has(self, path: Path) -> bool:
+        """Whether a value stands at `path` exactly."""
+        node: _Node | None = self._root
+        for step in path:
+            node = None if node is None else node.members.get(step)
+        return node is not None
+
     def problem(
         self, path: Path, message: str, *, key: bool = False, severity: Literal["error", "warning"] = "error"
     ) -> Diagnostic:

@@ -8,8 +8,11 @@ import inspect
 
 import pytest
 import uvloop
+from hypothesis import settings
 
 LIMIT_SECONDS = 60
+
+settings.register_profile("thorough", max_examples=10_000, deadline=None)
 
 
 @pytest.hookimpl(tryfirst=True)
