@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import IO, Any
 
 import click
 import msgspec
 
-from gateway.cli.policy import compiled
-from policies.compile import TIERS
+from gateway.cli.chosen import compiled, deployed, tiers_of
 from policies.decision import Contract, pinned
-from policies.document import ProblemsError
 from policies.facts import Facts
 from policies.policy import Explanation, Policy
 
@@ -103,15 +100,10 @@ def _opened(file: str) -> IO[Any]:
 
 def _policy(policy: str | None) -> tuple[Policy, tuple[str, ...]]:
     """The policy asked for, else that of the deployment here, else the shipped default."""
-    from gateway import config
-
-    tiers: tuple[str, ...] = TIERS
-    if policy is None and Path(config.DEFAULT_FILE).exists():
-        try:
-            deployment = config.read(Path(config.DEFAULT_FILE))
-        except ProblemsError as error:
-            raise click.ClickException(str(error)) from None
-        policy, tiers = deployment.policy, deployment.tiers
+    deployment = deployed() if policy is None else None
+    tiers = tiers_of(deployment)
+    if policy is None and deployment is not None:
+        policy = deployment.policy
     return compiled(policy or "default", tiers), tiers
 
 
