@@ -1,4 +1,4 @@
-"""How far a text asks for code or maths, 0..1: two logistic regressions over the same features.
+"""How far a text asks for code or maths, 0..1: two logistic regressions over the same features and words.
 
 The weights are data (`weights.json`), fitted by `bench/fit_classifier.py`.
 """
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from policies.signals.features import NAMES, VERSION, Features, measure
 
-Weights = tuple[float, ...]
 FILE = "weights.json"
+BIAS = "bias"
 
 
 class Scores(NamedTuple):
@@ -25,11 +25,20 @@ class Scores(NamedTuple):
     math: float
 
 
+class Weights(NamedTuple):
+    """Of one score: for each of NAMES, for words that speak for themselves (in UTF-8), and the bias."""
+
+    features: tuple[float, ...]
+    words: Mapping[bytes, float]
+    bias: float
+
+
 class Model(NamedTuple):
-    """A weight for each of NAMES, then the bias."""
+    """The weights of both scores; those of words are for the same `vocabulary`."""
 
     code: Weights
     math: Weights
+    vocabulary: frozenset[bytes]
 
 
 def read_model(text: str) -> Model:
@@ -39,14 +48,19 @@ def read_model(text: str) -> Model:
         raise ValueError(
             f"the weights are for features {data.get('features')}, these are {VERSION}: fit anew"
         )
-    return Model(_weights(data["code"]), _weights(data["math"]))
-
-
-def _weights(named: Mapping[str, float]) -> Weights:
-    if named.keys() != {*NAMES, "bias"}:
-        odd = sorted(named.keys() ^ {*NAMES, "bias"})
+    weights, words = data["weights"], data["words"]
+    if weights.keys() != {*NAMES, BIAS}:
+        odd = sorted(weights.keys() ^ {*NAMES, BIAS})
         raise ValueError(f"the weights do not fit the features, see {', '.join(odd[:5])}: fit anew")
-    return (*(float(named[name]) for name in NAMES), float(named["bias"]))
+    code, math = (
+        Weights(
+            tuple(float(weights[name][at]) for name in NAMES),
+            {word.encode(): float(pair[at]) for word, pair in words.items()},
+            float(weights[BIAS][at]),
+        )
+        for at in (0, 1)
+    )
+    return Model(code, math, frozenset(code.words))
 
 
 @cache
@@ -57,11 +71,14 @@ def shipped_model() -> Model:
 
 def score(features: Features, model: Model) -> Scores:
     """Both scores of measured features."""
-    code_weights, math_weights = model
-    code, math = code_weights[-1], math_weights[-1]
-    for index, value in features.items():
-        code += code_weights[index] * value
-        math += math_weights[index] * value
+    (for_code, code_words, code), (for_math, math_words, math), vocabulary = model
+    values, known = features
+    for index, value in values.items():
+        code += for_code[index] * value
+        math += for_math[index] * value
+    if words := known & vocabulary:
+        code += sum(map(code_words.__getitem__, words))
+        math += sum(map(math_words.__getitem__, words))
     return Scores(_logistic(code), _logistic(math))
 
 

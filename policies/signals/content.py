@@ -25,7 +25,7 @@ _OTHER, _CLOSING = NAMES.index("other"), NAMES.index("closing")
 def _measure(text: str) -> tuple[Scores, bool]:
     """The scores of a turn, and whether it says itself that it is about something else, or the end."""
     features = measure(text)
-    return score(features, shipped_model()), _OTHER in features or _CLOSING in features
+    return score(features, shipped_model()), _OTHER in features.values or _CLOSING in features.values
 
 
 _SEEN = Seen(_measure)

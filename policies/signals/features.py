@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import log1p
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from policies.signals.lexicon import lexicon
+from policies.signals.lexicon import Lexicon, lexicon
 
-Features: TypeAlias = dict[int, float]
+Values: TypeAlias = dict[int, float]
 """Values by index in NAMES; what is not in it is 0."""
 
-VERSION = 3
-HEAD = 800
-TAIL = 600
-FOREIGN_HEAD = 400
-FOREIGN_TAIL = 250
-"""Characters that are read of a long text, and of one that is not all ASCII: each of those says more."""
+
+class Features(NamedTuple):
+    """Of one text: the values of NAMES, and its words in lower case (UTF-8)."""
+
+    values: Values
+    words: frozenset[bytes]
+
+
+VERSION = 4
+HEAD = 500
+TAIL = 400
+"""Bytes of UTF-8 that are read of a long text, about: a character of three says as much as three of one."""
 
 NEAR = 5
 NEAR_TOKENS = 100
@@ -87,8 +93,7 @@ SYMBOLS: Mapping[str, bytes] = {
     "question": b"?",
 }
 
-_LEXICON = lexicon()
-SUBJECTS = _LEXICON.subjects
+SUBJECTS = lexicon().subjects
 DERIVED = (
     "words",
     "lines",
@@ -122,14 +127,6 @@ _OTHER, _MATH, _QUANTITY, _NUMBER, _HOW_MANY = (
 _LETTERS = frozenset(letter.encode() for letter in "bcdefghjklmnpqrstuvwxyz")
 _YEAR_NUMBERS = frozenset(str(year).encode() for year in range(1400, 2101))
 _IN = frozenset("in en em using with mit avec con usando w на в på med dans di do".encode().split())
-_LANGUAGES = frozenset(
-    word
-    for word, columns in _LEXICON.words.items()
-    if _AT["language_or_not"] in columns or _AT["language_likely"] in columns
-)
-_CODE_COLUMNS = frozenset((*_STRONG, *_WEAK))
-_CODE_WORDS = frozenset(w for w, columns in _LEXICON.words.items() if not _CODE_COLUMNS.isdisjoint(columns))
-_ASK_WORDS = frozenset(w for w, columns in _LEXICON.words.items() if _AT["ask"] in columns)
 (
     _WORDS,
     _LINES,
@@ -156,14 +153,39 @@ _ASK_WORDS = frozenset(w for w, columns in _LEXICON.words.items() if _AT["ask"] 
 _LOG = tuple(log1p(count) for count in range(MOST + 1))
 
 
+class Words(NamedTuple):
+    """A lexicon, and the words of it that are looked for one beside the other."""
+
+    lexicon: Lexicon
+    languages: frozenset[bytes]
+    code: frozenset[bytes]
+    asking: frozenset[bytes]
+
+
+def words_of(lexicon: Lexicon) -> Words:
+    def of(*columns: int) -> frozenset[bytes]:
+        return frozenset(w for w, among in lexicon.words.items() if not set(columns).isdisjoint(among))
+
+    return Words(
+        lexicon,
+        languages=of(_AT["language_or_not"], _AT["language_likely"]),
+        code=of(*_STRONG, *_WEAK),
+        asking=of(_AT["ask"]),
+    )
+
+
+WORDS = words_of(lexicon())
+
+
 def _by_mark() -> dict[int, tuple[bytes, int, tuple[tuple[bytes, int], ...]]]:
     """What to count where a mark (a symbol, a digit or a line break) is in the text: itself, if it is one of
-    SYMBOLS, and the patterns whose first mark it is; patterns of letters alone are under 0.
+    SYMBOLS, and the patterns that have it, each by its rarest mark; patterns of letters alone are under 0.
     """
     found: dict[int, list[tuple[bytes, int]]] = {symbol[0]: [] for symbol in SYMBOLS.values()}
     for name, patterns in SHAPES.items():
         for pattern in patterns:
-            mark = next((byte for byte in pattern if byte not in _PLAIN), 0)
+            marks = [byte for byte in pattern if byte not in _PLAIN]
+            mark = min(marks, key=lambda byte: byte in _NO_SYMBOLS, default=0)
             found.setdefault(mark, []).append((pattern, _AT[name]))
     alone = {symbol[0]: _AT[name] for name, symbol in SYMBOLS.items()}
     return {mark: (bytes((mark,)), alone.get(mark, -1), tuple(patterns)) for mark, patterns in found.items()}
@@ -185,13 +207,23 @@ _SQL = (
 )
 
 
-def measure(text: str) -> Features:
+def excerpt(text: str) -> str:
+    """What is read of a text: all of a short one, the head and the tail of a long one."""
+    if len(text) * 4 <= HEAD + TAIL:
+        return text
+    head, tail = HEAD, TAIL
+    if not text.isascii():
+        ends = text[:head] + text[-tail:]
+        share = len(ends) / len(ends.encode("utf-8", "surrogatepass"))
+        head, tail = int(head * share), int(tail * share)
+    return text if len(text) <= head + tail else f"{text[:head]}\n{text[-tail:]}"
+
+
+def measure(text: str, words: Words = WORDS) -> Features:
     """The features of a text; a long one is read at its head and its tail."""
-    head, tail = (HEAD, TAIL) if text.isascii() else (FOREIGN_HEAD, FOREIGN_TAIL)
-    if len(text) > head + tail:
-        text = f"{text[:head]}\n{text[-tail:]}"
-    counts, tokens, known = _LEXICON.count(text)
-    features = {column: _LOG[min(count, MOST)] for column, count in enumerate(counts) if count}
+    text = excerpt(text)
+    counts, tokens, known = words.lexicon.count(text)
+    values = {column: _LOG[min(count, MOST)] for column, count in enumerate(counts) if count}
     raw = text.encode("utf-8", "surrogatepass")
     shape = raw.translate(_CLASSES)
     marks = shape.translate(None, _PLAIN)
@@ -209,83 +241,84 @@ def measure(text: str) -> Features:
                 if count := shape.count(pattern):
                     found[index] = found.get(index, 0) + count
     for index, count in found.items():
-        features[index] = _LOG[count] if count < MOST else _LOG[MOST]
+        values[index] = _LOG[count] if count < MOST else _LOG[MOST]
     length = len(shape) or 1
     size = max(len(tokens), length // 12) or 1
-    features[_WORDS] = log1p(size) / 4
+    values[_WORDS] = log1p(size) / 4
     if symbols:
-        features[_SYMBOL_DENSITY] = min(1.0, 5 * len(symbols) / length)
+        values[_SYMBOL_DENSITY] = min(1.0, 5 * len(symbols) / length)
     if lines := marks.count(b"\n"):
-        features[_LINES] = log1p(lines)
+        values[_LINES] = log1p(lines)
     if b"h" in shape:
-        features[_NOT_ASCII] = 1.0
+        values[_NOT_ASCII] = 1.0
     if counts[_OTHER]:
-        features[_OTHER_DENSITY] = min(1.0, 4 * counts[_OTHER] / size)
+        values[_OTHER_DENSITY] = min(1.0, 4 * counts[_OTHER] / size)
     if b"AAAAA" in shape and any(word in raw for word in _SQL):
-        features[_SQL_WORDS] = 1.0
-    if not _ASK_WORDS.isdisjoint(tokens[:4]):
-        features[_ASKS_FIRST] = 1.0
-    _weigh_code(features, counts, size)
-    if not _CODE_WORDS.isdisjoint(known):
-        _look_around(features, tokens)
-    _weigh_numbers(features, counts, shape, marks.count(b"0"), known)
-    if b"?" in symbols or (_NOT_ASCII in features and _WIDE_QUESTION in raw):
-        features[_ASKED] = 1.0
-        if _NUMBERS in features:
-            features[_NUMBERS_ASKED] = features[_NUMBERS]
-    return features
+        values[_SQL_WORDS] = 1.0
+    if not words.asking.isdisjoint(tokens[:4]):
+        values[_ASKS_FIRST] = 1.0
+    _weigh_code(values, counts, size)
+    if not words.code.isdisjoint(known):
+        _look_around(values, tokens, words)
+    _weigh_numbers(values, counts, shape, marks.count(b"0"), known)
+    if b"?" in symbols or (_NOT_ASCII in values and _WIDE_QUESTION in raw):
+        values[_ASKED] = 1.0
+        if _NUMBERS in values:
+            values[_NUMBERS_ASKED] = values[_NUMBERS]
+    return Features(values, known)
 
 
-def _weigh_code(features: Features, counts: list[int], size: int) -> None:
+def _weigh_code(values: Values, counts: list[int], size: int) -> None:
     """How much a text speaks of code, surely and perhaps, in all and by its length."""
     strong = counts[_STRONG[0]] + counts[_STRONG[1]] + counts[_STRONG[2]] + counts[_STRONG[3]]
     weak = counts[_WEAK[0]] + counts[_WEAK[1]]
     if strong or weak:
-        features[_CODE_WEIGHT] = log1p(2 * strong + weak)
-        features[_CODE_DENSITY] = min(1.0, 4 * (strong + weak) / size)
+        values[_CODE_WEIGHT] = log1p(2 * strong + weak)
+        values[_CODE_DENSITY] = min(1.0, 4 * (strong + weak) / size)
         if strong + min(weak, 2) >= 2:
-            features[_CODE_TWICE] = 1.0
+            values[_CODE_TWICE] = 1.0
 
 
 def _weigh_numbers(
-    features: Features, counts: list[int], shape: bytes, digits: int, known: frozenset[bytes]
+    values: Values, counts: list[int], shape: bytes, digits: int, known: frozenset[bytes]
 ) -> None:
     """Numbers, single letters, and how they meet words of sums and of maths."""
     numbers = counts[_NUMBER]
     if digits:
         numbers += sum(map(shape.count, _NUMBER_STARTS))
-        features[_NUMBER_DENSITY] = min(1.0, 5 * digits / len(shape))
+        values[_NUMBER_DENSITY] = min(1.0, 5 * digits / len(shape))
         if years := len(known & _YEAR_NUMBERS):
-            features[_YEARS] = float(min(3, years))
+            values[_YEARS] = float(min(3, years))
             numbers -= years
     if letters := min(6, len(known & _LETTERS)):
-        features[_LETTER] = log1p(letters)
+        values[_LETTER] = log1p(letters)
     if numbers > 0:
         numbers = min(8, numbers)
-        features[_NUMBERS] = log1p(numbers)
+        values[_NUMBERS] = log1p(numbers)
         if counts[_HOW_MANY]:
-            features[_NUMBER_ASKED] = min(2, counts[_HOW_MANY]) * min(numbers, 3) / 3
+            values[_NUMBER_ASKED] = min(2, counts[_HOW_MANY]) * min(numbers, 3) / 3
         if counts[_QUANTITY]:
-            features[_SUMS_TOLD] = min(3, counts[_QUANTITY]) * min(numbers, 3) / 3
+            values[_SUMS_TOLD] = min(3, counts[_QUANTITY]) * min(numbers, 3) / 3
     if counts[_MATH] and (numbers > 0 or letters):
-        features[_MATHS_TOLD] = min(3, counts[_MATH]) * (max(0, min(numbers, 2)) + min(letters, 2)) / 3
+        values[_MATHS_TOLD] = min(3, counts[_MATH]) * (max(0, min(numbers, 2)) + min(letters, 2)) / 3
 
 
-def _look_around(features: Features, tokens: list[bytes]) -> None:
+def _look_around(values: Values, tokens: list[bytes], words: Words) -> None:
     """How often a word of code closely follows a word of asking, and whether a language is named as what
     something is written in.
     """
+    _, languages, code, asking = words
     near, last = 0, -NEAR - 1
     before = b""
     for index, token in enumerate(tokens[:NEAR_TOKENS]):
-        if token in _CODE_WORDS:
+        if token in code:
             if index - last <= NEAR:
                 near += 1
                 last = -NEAR - 1
-            if before in _IN and token in _LANGUAGES:
-                features[_NAMED_LANGUAGE] = 1.0
-        elif token in _ASK_WORDS:
+            if before in _IN and token in languages:
+                values[_NAMED_LANGUAGE] = 1.0
+        elif token in asking:
             last = index
         before = token
     if near:
-        features[_ASKS_FOR_CODE] = float(min(near, 3))
+        values[_ASKS_FOR_CODE] = float(min(near, 3))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from itertools import pairwise
 
 PREFIX = 6
 """How many bytes of UTF-8 stems are found by: three Cyrillic letters, two of Hindi or Korean."""
@@ -29,25 +29,24 @@ _KANA_AND_HAN = range(0x3040, 0xA000)
 class Lexicon:
     """Terms in UTF-8, each with the columns (of `subjects`) that it counts for.
 
-    `words` are whole tokens; `phrases` go by their first token; `stems`, the beginnings of words in other
-    scripts than Latin, by their first PREFIX bytes; `pieces` of unspaced scripts by their first two
-    characters; `signs` are those of one.
+    `words` are whole tokens; `phrases` go by their rarest token; `stems`, the beginnings of words in other
+    scripts than Latin, by their first PREFIX bytes, and with them the phrases that begin so; `pieces` of
+    unspaced scripts go by their first character.
     """
 
     subjects: tuple[str, ...]
     words: dict[bytes, tuple[int, ...]]
     phrases: dict[bytes, tuple[tuple[bytes, frozenset[bytes], int], ...]]
     stems: dict[bytes, tuple[tuple[bytes, int], ...]]
-    pieces: dict[tuple[str, str], tuple[tuple[bytes, int], ...]]
-    signs: tuple[tuple[str, int], ...]
+    pieces: dict[str, tuple[tuple[str, int], ...]]
     word_set: frozenset[bytes]
     phrase_set: frozenset[bytes]
-    stem_set: frozenset[bytes]
-    piece_set: frozenset[tuple[str, str]]
+    piece_set: frozenset[str]
 
     def count(self, text: str) -> tuple[list[int], list[bytes], frozenset[bytes]]:
         """How many terms of each subject a text has, each term once; the text's tokens, and their set."""
-        raw = text.lower().encode("utf-8", "surrogatepass")
+        text = text.lower()
+        raw = text.encode("utf-8", "surrogatepass")
         counts = [0] * len(self.subjects)
         if text.isascii():
             padded = raw.translate(_BLANKS)
@@ -60,26 +59,29 @@ class Lexicon:
         for word in known & self.word_set:
             for column in self.words[word]:
                 counts[column] += 1
-        for head in known & self.phrase_set:
-            for phrase, others, column in self.phrases[head]:
+        for rarest in known & self.phrase_set:
+            for phrase, others, column in self.phrases[rarest]:
                 if others <= known and phrase in padded:
                     counts[column] += 1
         return counts, tokens, known
 
     def _count_others(self, text: str, padded: bytes, known: Iterable[bytes], counts: list[int]) -> None:
-        for start in {word[:PREFIX] for word in known} & self.stem_set:
-            for stem, column in self.stems[start]:
-                if stem in padded:
-                    counts[column] += 1
+        stems, none = self.stems, ()
+        found = {
+            term
+            for word in known
+            for term in stems.get(word[:PREFIX], none)
+            if word.startswith(term[0]) or (b" " in term[0] and term[0] in padded)
+        }
+        for _, column in found:
+            counts[column] += 1
         if not any(lead in padded for lead in _UNSPACED_LEADS):
             return
-        for pair in self.piece_set.intersection(pairwise(text)):
-            for piece, column in self.pieces[pair]:
-                if piece in padded:
+        characters = set(text)
+        for first in characters & self.piece_set:
+            for piece, column in self.pieces[first]:
+                if piece[-1] in characters and piece in text:
                     counts[column] += 1
-        for sign, column in self.signs:
-            if sign in text:
-                counts[column] += 1
 
 
 def _spaced(raw: bytes) -> tuple[bytes, list[bytes]]:
@@ -100,53 +102,19 @@ def _spaced(raw: bytes) -> tuple[bytes, list[bytes]]:
 @cache
 def lexicon() -> Lexicon:
     """The lexicon that comes with the package."""
-    return build((resources.files("policies.signals") / "lexicon.txt").read_text(encoding="utf-8"))
+    return build(shipped_terms())
 
 
-def build(text: str) -> Lexicon:
-    """A lexicon from its text; the head of `lexicon.txt` says how it is written."""
-    subjects: list[str] = []
-    words: dict[bytes, set[int]] = {}
-    phrases: dict[bytes, set[tuple[bytes, int]]] = {}
-    stems: dict[bytes, set[tuple[bytes, int]]] = {}
-    pieces: dict[tuple[str, str], set[tuple[bytes, int]]] = {}
-    signs: set[tuple[str, int]] = set()
-    for subject, term in _terms(text):
-        if subject not in subjects:
-            subjects.append(subject)
-        column = subjects.index(subject)
-        raw = term.encode().translate(_BLANKS)
-        points = [ord(character) for character in term]
-        if any(point in _THAI or point in _KANA_AND_HAN for point in points):
-            if len(term) == 1:
-                signs.add((term, column))
-            else:
-                pieces.setdefault((term[0], term[1]), set()).add((raw, column))
-        elif points[0] >= _GREEK_AND_ON and points[0] not in range(_LATIN_AGAIN, 0x2000):
-            stems.setdefault(raw[:PREFIX], set()).add((b" " + raw, column))
-        elif b" " in raw.strip():
-            phrases.setdefault(raw.split()[0], set()).add((raw.strip(), column))
-        else:
-            words.setdefault(raw.strip(), set()).add(column)
-    return Lexicon(
-        tuple(subjects),
-        {word: tuple(sorted(columns)) for word, columns in words.items()},
-        {
-            head: tuple((term, frozenset(term.split()[1:]), column) for term, column in sorted(terms))
-            for head, terms in phrases.items()
-        },
-        {start: tuple(sorted(terms)) for start, terms in stems.items()},
-        {start: tuple(sorted(terms)) for start, terms in pieces.items()},
-        tuple(sorted(signs)),
-        frozenset(words),
-        frozenset(phrases),
-        frozenset(stems),
-        frozenset(pieces),
-    )
+def shipped_terms() -> Iterator[tuple[str, str]]:
+    """What `terms` gives of the lexicon that comes with the package."""
+    return terms((resources.files("policies.signals") / "lexicon.txt").read_text(encoding="utf-8"))
 
 
-def _terms(text: str) -> Iterator[tuple[str, str]]:
-    """(subject, term) of each entry, `_` as a blank where it is not part of a name like `__init__`."""
+def terms(text: str) -> Iterator[tuple[str, str]]:
+    """(subject, term) of each entry of a text, `_` as a blank where it is not part of a name like `__init__`.
+
+    The head of `lexicon.txt` says how it is written.
+    """
     subject = ""
     for line in text.splitlines():
         if line.startswith("["):
@@ -154,3 +122,54 @@ def _terms(text: str) -> Iterator[tuple[str, str]]:
         elif subject and line and not line.startswith("#"):
             for term in line.partition(":")[2].split():
                 yield subject, term if term.startswith("__") else term.replace("_", " ")
+
+
+def build(entries: Iterable[tuple[str, str]]) -> Lexicon:
+    """A lexicon of (subject, term) pairs; a term that ends with a blank is a whole word."""
+    subjects: list[str] = []
+    words: dict[bytes, set[int]] = {}
+    phrases: set[tuple[bytes, int]] = set()
+    stems: dict[bytes, set[tuple[bytes, int]]] = {}
+    pieces: dict[str, set[tuple[str, int]]] = {}
+    for subject, term in entries:
+        if subject not in subjects:
+            subjects.append(subject)
+        column = subjects.index(subject)
+        raw = term.encode().translate(_BLANKS)
+        points = [ord(character) for character in term]
+        spaced = b" " in raw.strip()
+        if any(point in _THAI or point in _KANA_AND_HAN for point in points):
+            pieces.setdefault(term[0], set()).add((term, column))
+        elif points[0] >= _GREEK_AND_ON and points[0] not in range(_LATIN_AGAIN, 0x2000):
+            if raw.endswith(b" ") and not spaced:
+                words.setdefault(raw.strip(), set()).add(column)
+            else:
+                stems.setdefault(raw[:PREFIX], set()).add((raw, column))
+        elif spaced:
+            phrases.add((raw.strip(), column))
+        else:
+            words.setdefault(raw.strip(), set()).add(column)
+    by_rarest = _by_rarest(phrases)
+    return Lexicon(
+        tuple(subjects),
+        {word: tuple(sorted(columns)) for word, columns in words.items()},
+        by_rarest,
+        {start: tuple(sorted(terms)) for start, terms in stems.items()},
+        {start: tuple(sorted(terms)) for start, terms in pieces.items()},
+        frozenset(words),
+        frozenset(by_rarest),
+        frozenset(pieces),
+    )
+
+
+def _by_rarest(
+    phrases: Iterable[tuple[bytes, int]],
+) -> dict[bytes, tuple[tuple[bytes, frozenset[bytes], int], ...]]:
+    """Phrases by the one of their words that fewest phrases have (of those, the longest), with the others."""
+    uses = Counter(word for phrase, _ in phrases for word in set(phrase.split()))
+    found: dict[bytes, list[tuple[bytes, frozenset[bytes], int]]] = {}
+    for phrase, column in sorted(phrases):
+        tokens = phrase.split()
+        rarest = min(tokens, key=lambda word: (uses[word], -len(word)))
+        found.setdefault(rarest, []).append((phrase, frozenset(tokens) - {rarest}, column))
+    return {rarest: tuple(some) for rarest, some in found.items()}

@@ -6,8 +6,8 @@ import pytest
 from policies.facts import Conversation, Facts, Turn
 from policies.signals import SIGNALS
 from policies.signals.classifier import read_model, scores, shipped_model
-from policies.signals.features import HEAD, NAMES, TAIL, measure
-from policies.signals.lexicon import build
+from policies.signals.features import HEAD, NAMES, TAIL, VERSION, measure
+from policies.signals.lexicon import build, terms
 from policies.signals.script import SCRIPTS, script_of
 from policies.signals.seen import Seen
 from policies.signals.tokens import FEATURES, WEIGHTS, estimate_prompt, estimate_tokens, features
@@ -123,8 +123,9 @@ def test_only_head_and_tail_of_a_long_text_are_read() -> None:
 
 def test_features_have_names_and_no_nothing() -> None:
     found = measure("Write a SQL query: SELECT a FROM b WHERE c = 3; -- how many rows?")
-    assert all(value for value in found.values())
-    assert {"language", "sql", "asks_first", "how_many", "semicolon"} <= {NAMES[index] for index in found}
+    assert all(found.values.values())
+    assert {"language", "sql", "asks_first", "how_many", "semicolon"} <= {NAMES[at] for at in found.values}
+    assert {b"sql", b"rows"} <= found.words
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\n", "\0", "\ud800", "🎉" * 3000, "a" * 100_000, "```" * 5000])
@@ -136,10 +137,12 @@ def test_any_text_has_a_score(text: str) -> None:
 
 def test_weights_of_other_features_are_refused() -> None:
     with pytest.raises(ValueError, match="fit anew"):
-        read_model('{"features": 0, "code": {}, "math": {}}')
+        read_model('{"features": 0, "weights": {}, "words": {}}')
     with pytest.raises(ValueError, match="fit anew"):
-        read_model('{"features": 3, "code": {"bias": 0, "snakes": 1}, "math": {}}')
-    assert len(shipped_model().code) == len(NAMES) + 1
+        read_model(
+            f'{{"features": {VERSION}, "weights": {{"bias": [0, 0], "snakes": [1, 0]}}, "words": {{}}}}'
+        )
+    assert len(shipped_model().code.features) == len(NAMES)
 
 
 def test_seen_texts_are_bounded() -> None:
@@ -151,7 +154,8 @@ def test_seen_texts_are_bounded() -> None:
 
 
 def test_a_lexicon_is_built_from_lines() -> None:
-    lexicon = build("# note\n[code]\nen: loop for_loop c++\nru: код_ функци\nzh: 函数\n[other]\nen: loop\n")
+    text = "# note\n[code]\nen: loop for_loop c++\nru: код_ функци\nzh: 函数\n[other]\nen: loop\n"
+    lexicon = build(terms(text))
     assert lexicon.subjects == ("code", "other")
 
     def count(text: str) -> list[int]:
