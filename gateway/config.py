@@ -25,6 +25,11 @@ FIRST_ENGINE_PORT = 8101
 LAST_PORT = 65535
 MIN_LOG = 64 << 10
 MAX_LOGS = 10_000
+AT_LEAST_ONE = ("body", "depth", "nodes", "n", "prompts", "schema", "inputs", "pattern", "read")
+AT_LEAST_NONE = ("stop", "logprobs", "bad_words", "token_ids", "logit_bias")
+# A host name of two labels or more, the last of which begins with a letter: no IP literal of any spelling.
+HOST = r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
+FETCH = re.compile(rf"\*|(?:\*\.)?{HOST}")
 SHIPPED_POLICY = re.compile(r"[a-z]+")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 OTLP = re.compile(r"https?://[^/]")
@@ -119,6 +124,14 @@ class Bounds(Part, frozen=True):
     logprobs: int = 20
     prompts: int = 8
     schema: Bytes = Bytes(64 << 10)
+    inputs: int = 2048
+    bad_words: int = 128
+    token_ids: int = 128
+    logit_bias: int = 1024
+    pattern: int = 10_000
+    recursion: bool = False
+    fetch: tuple[str, ...] = ()
+    read: Seconds = Seconds(60)
 
 
 class LimitsPart(Part, frozen=True):
@@ -367,13 +380,18 @@ class _Checks:
             ("health", "down_after"): file.health.down_after,
             ("health", "up_after"): file.health.up_after,
             ("health", "every"): file.health.every * 100,
-            ("bounds", "body"): file.bounds.body,
+            **{("bounds", name): getattr(file.bounds, name) for name in AT_LEAST_ONE},
+            **{("bounds", name): getattr(file.bounds, name) + 1 for name in AT_LEAST_NONE},
             **{
                 ("timeouts", name): value * 1000
                 for name, value in msgspec.structs.asdict(file.timeouts).items()
             },
         }
         found = [self._at(path, "must be larger") for path, value in low.items() if value < 1]
+        for index, host in enumerate(file.bounds.fetch):
+            if not FETCH.fullmatch(host):
+                message = "a host's name in lower case: images.example.com, *.example.com, or * for any"
+                found.append(self._at(("bounds", "fetch", index), message))
         log = file.decision_log
         if log is not None and not log.path.strip():
             found.append(self._at(("decision_log", "path"), "a file: decisions.jsonl"))

@@ -6,6 +6,7 @@
     │   ├── MethodNotAllowed     405
     │   ├── InvalidKey           401
     │   ├── BodyTooLarge         413
+    │   ├── BodyTooSlow          408
     │   ├── WrongMediaType       415
     │   ├── InvalidRequest       400
     │   ├── TierNotAllowed       403
@@ -93,6 +94,15 @@ class BodyTooLarge(RequestError):
         return cls(f"the body is larger than {limit} bytes (bounds.body)")
 
 
+class BodyTooSlow(RequestError):
+    status = 408
+    code = "body_too_slow"
+
+    @classmethod
+    def after(cls, seconds: float) -> BodyTooSlow:
+        return cls(f"the body was not complete after {seconds:g} s (bounds.read)")
+
+
 class WrongMediaType(RequestError):
     status = 415
     code = "unsupported_media_type"
@@ -175,6 +185,7 @@ ANTHROPIC_TYPES = {
     403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
+    408: "timeout_error",
     413: "request_too_large",
     415: "invalid_request_error",
     422: "invalid_request_error",

@@ -19,7 +19,6 @@ from gateway import placement
 from gateway.dialects import ENDPOINTS, Endpoint, make_facts
 from gateway.dialects.base import Request
 from gateway.dialects.body import Body
-from gateway.dialects.bounds import check
 from gateway.dispatch import Build, Dispatch
 from gateway.errors import (
     ClientGone,
@@ -187,15 +186,14 @@ class Exchange:
 
     async def _read(self) -> None:
         client = self._client
-        raw = await client.body(self._gateway.config.bounds.body)
+        bounds = self._gateway.config.bounds
+        raw = await client.body(bounds.body, bounds.read)
         client.watch()
         self._read_at = self._gateway.clock()
         kind = client.header(b"content-type")
         if kind not in (None, PLAIN_JSON) and not JSON_TYPE.fullmatch(kind):
             raise WrongMediaType("the body must be JSON: send content-type: application/json")
-        body = Body(raw)
-        check(body, self._gateway.config.bounds)
-        self._request = request = self._endpoint.dialect.parse(body)
+        self._request = request = self._endpoint.dialect.parse(Body(raw), bounds)
         self.record.stream = request.stream
         if request.previous_response_id is not None:
             found = self._gateway.stored.find(request.previous_response_id)
@@ -390,7 +388,7 @@ class Exchange:
         """A reply that one engine holds: ask the one that made it, or each where that is not known."""
         gateway, tenant = self._gateway, self._tenant
         assert tenant is not None
-        await self._client.body(gateway.config.bounds.body)
+        await self._client.body(gateway.config.bounds.body, gateway.config.bounds.read)
         self._client.watch()
         reply = path.split("/")[3]
         found = gateway.stored.find(reply)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from gateway.config import Bounds
 from gateway.dialects.anthropic import AnthropicMessages
 from gateway.dialects.base import Dialect, Request
 from gateway.dialects.body import Body
@@ -93,5 +94,5 @@ def facts_from_body(
 
     Raises KeyError for an unknown dialect, InvalidRequest for a body that the gateway would refuse.
     """
-    request = DIALECTS[dialect].parse(Body(msgspec.json.encode({"model": "any", **body})))
+    request = DIALECTS[dialect].parse(Body(msgspec.json.encode({"model": "any", **body})), Bounds())
     return make_facts(dialect, request, headers, tenant, tags, time)

@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.base import Dialect, Request, bound, clean, named, number, parts_text, read_messages
+from gateway.config import Bounds
+from gateway.dialects.base import Dialect, Request, bound, named, number, parts_text, read_messages
 from gateway.dialects.body import Body, Fields
+from gateway.dialects.media import check_messages
 from gateway.errors import ANTHROPIC_OVERLOADED, ANTHROPIC_TYPES, GatewayError, InvalidRequest, NothingReady
 from gateway.relay.sse import Usage
 
@@ -33,6 +35,8 @@ class _Messages(msgspec.Struct):
     stream: bool | None = None
     max_tokens: int | None = None
     temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
     metadata: dict[str, Any] | None = None
     tool_choice: dict[str, Any] | None = None
 
@@ -46,15 +50,16 @@ class AnthropicMessages(Dialect):
     forwarded = (b"anthropic-version", b"anthropic-beta")
     priority_header = True
 
-    def parse(self, body: Body) -> Request:
+    def read(self, body: Body, bounds: Bounds) -> Request:
         fields = _messages.read(body.raw)
-        clean(body)
         model = named(fields.model)
         messages, system = fields.messages, fields.system
         if messages is None:
             raise InvalidRequest("messages is missing", param="messages")
         if not isinstance(system, str | list | None):
             raise InvalidRequest("system must be a string or a list of blocks", param="system")
+        check_messages("messages", messages, bounds.fetch)
+        check_messages("system", system, bounds.fetch)
         bound("max_tokens", fields.max_tokens)
         choice = fields.tool_choice
         return Request(

@@ -8,7 +8,9 @@ from typing import ClassVar
 
 import msgspec
 
-from gateway.dialects.body import OBJECT, WHOLE, Body
+from gateway.config import Bounds
+from gateway.dialects.body import WHOLE, Body
+from gateway.dialects.bounds import check
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.relay.sse import Usage
 from policies.decision import Edits
@@ -27,9 +29,15 @@ GATEWAY_OWNED = (
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
+    "media_io_kwargs",
+    "mm_payload",
+    "return_mm_kwargs",
+    "guided_decoding_backend",
+    "previous_input_messages",
+    "id_slot",
+    "lora",
 )
-SPECIAL = frozenset({*GATEWAY_OWNED, "chat_template", "chat_template_kwargs"})
-TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
+OWNED = frozenset(GATEWAY_OWNED)
 
 ROLES: dict[str, Role] = {
     "user": "user",
@@ -86,9 +94,16 @@ class Dialect(ABC):
     tempered: ClassVar[bool] = True
     priority_header: ClassVar[bool] = False
 
+    def parse(self, body: Body, bounds: Bounds) -> Request:
+        """Refuse what would hurt an engine, take out what is the gateway's, read what it needs. Raises
+        InvalidRequest, which names the field."""
+        check(body, bounds)
+        clean(body)
+        return self.read(body, bounds)
+
     @abstractmethod
-    def parse(self, body: Body) -> Request:
-        """Read and check what the gateway needs. Raises InvalidRequest."""
+    def read(self, body: Body, bounds: Bounds) -> Request:
+        """Read and check what is this shape's own. Raises InvalidRequest."""
 
     def prepare(self, request: Request, served_model: str, priority: int = 0) -> bytes:
         """The body for an engine that knows the model as `served_model`; may be asked again for another.
@@ -169,22 +184,10 @@ def bound(name: str, value: int | None) -> None:
 
 
 def clean(body: Body) -> None:
-    """Take out what belongs to the gateway, refuse what would run a client's template."""
-    if SPECIAL.isdisjoint(body.names):
-        return
-    touchy = body.names & SPECIAL
-    for name in GATEWAY_OWNED:
-        if name in touchy:
+    """Take out what belongs to the gateway."""
+    if not OWNED.isdisjoint(body.names):
+        for name in GATEWAY_OWNED:
             body.drop(name)
-    if "chat_template" in touchy:
-        raise InvalidRequest("chat_template is not accepted: the model's own is used", param="chat_template")
-    if "chat_template_kwargs" in touchy:
-        kwargs = body.get("chat_template_kwargs", OBJECT)
-        unknown = sorted(set(kwargs or ()) - TEMPLATE_KWARGS)
-        if unknown:
-            field = f"chat_template_kwargs.{unknown[0]}"
-            allowed = ", ".join(sorted(TEMPLATE_KWARGS))
-            raise InvalidRequest(f"{field} is not accepted; allowed: {allowed}", param=field)
 
 
 def parts_text(content: object, images: list[int]) -> str:

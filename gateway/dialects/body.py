@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from gateway.dialects.scan import repeated
 from gateway.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -82,7 +83,7 @@ class Body:
     __slots__ = ("_changed", "_fields", "dropped", "raw")
 
     def __init__(self, raw: bytes) -> None:
-        """Raises InvalidRequest where `raw` is not one JSON object in UTF-8."""
+        """Raises InvalidRequest where `raw` is not one JSON object in UTF-8, or names a field twice."""
         self.raw = raw
         self.dropped: list[str] = []
         self._changed = False
@@ -94,6 +95,10 @@ class Body:
             raise InvalidRequest("the body must be a JSON object") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise InvalidRequest(f"the body is not valid JSON: {exc}") from None
+        twice = repeated(raw, self._fields)
+        if twice is not None:
+            # Parsers differ in which of the two they take: another could be used than was checked.
+            raise InvalidRequest(f"{twice[:64]} is given twice", param=twice[:64])
         if NULL in raw:
             for name in [name for name, value in self._fields.items() if value == _RAW_NULL]:
                 del self._fields[name]
@@ -105,7 +110,11 @@ class Body:
 
     def size(self, name: str) -> int:
         """Bytes of a field's value."""
-        return len(bytes(self._fields[name]))
+        return memoryview(self._fields[name]).nbytes
+
+    def value(self, name: str) -> bytes:
+        """A field's value as it came."""
+        return bytes(self._fields[name])
 
     def __contains__(self, name: str) -> bool:
         return name in self._fields

@@ -11,9 +11,18 @@ from typing import Any
 
 from gateway.config import Bounds
 from gateway.dialects.body import ANY, Body
+from gateway.dialects.scan import exceeds
+from gateway.dialects.schemas import Checked, Checker
 from gateway.errors import InvalidRequest
 
 Check = Callable[[str, Any, Body, Bounds], None]
+
+MAX_TOKEN_ID = (1 << 24) - 1
+"""No vocabulary is so large; engines index their logits with a client's ids."""
+MAX_REPETITION = 1024
+BIAS = 100
+KWARG_LENGTH = 64
+_CHECKED = Checked()
 
 
 def _at_most(name: str, what: str, value: int, most: int, setting: str) -> None:
@@ -23,7 +32,7 @@ def _at_most(name: str, what: str, value: int, most: int, setting: str) -> None:
 
 def _whole(name: str, value: Any) -> int:
     # Engines read 1e9 and "1000000000" as the integer too: what is no integer must not pass by the bound.
-    if not isinstance(value, int) or value < 0:
+    if type(value) is not int or value < 0:
         raise InvalidRequest(f"{name} must be an integer, and not negative", param=name)
     return value
 
@@ -32,9 +41,45 @@ def _answers(name: str, value: Any, _: Body, bounds: Bounds) -> None:
     _at_most(name, name, _whole(name, value), bounds.n, "n")
 
 
+def _texts(name: str, value: Any, most: int, setting: str) -> None:
+    texts = value if isinstance(value, list) else [value]
+    if set(map(type, texts)) - {str}:
+        raise InvalidRequest(f"{name} must be a string or a list of strings", param=name)
+    _at_most(name, f"the length of {name}", len(texts), most, setting)
+    if any("\0" in text for text in texts):
+        raise InvalidRequest(f"{name} holds a NUL character", param=name)
+
+
 def _stops(name: str, value: Any, _: Body, bounds: Bounds) -> None:
-    if isinstance(value, list):
-        _at_most(name, f"the length of {name}", len(value), bounds.stop, "stop")
+    _texts(name, value, bounds.stop, "stop")
+
+
+def _bad_words(name: str, value: Any, _: Body, bounds: Bounds) -> None:
+    _texts(name, value, bounds.bad_words, "bad_words")
+
+
+def _ids(name: str, value: Any) -> None:
+    """Token ids: integers that are not negative."""
+    if set(map(type, value)) - {int} or (value and not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID):
+        raise InvalidRequest(f"{name} must hold token ids, 0 to {MAX_TOKEN_ID}", param=name)
+
+
+def _token_ids(name: str, value: Any, _: Body, bounds: Bounds) -> None:
+    if not isinstance(value, list):
+        raise InvalidRequest(f"{name} must be a list of token ids", param=name)
+    _at_most(name, f"the length of {name}", len(value), bounds.token_ids, "token_ids")
+    _ids(name, value)
+
+
+def _logit_bias(name: str, value: Any, _: Body, bounds: Bounds) -> None:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name} must be an object of token ids and numbers", param=name)
+    _at_most(name, f"the size of {name}", len(value), bounds.logit_bias, "logit_bias")
+    for token, bias in value.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 8 and int(token) <= MAX_TOKEN_ID):
+            raise InvalidRequest(f"{name}: `{token[:32]}` is no token id, 0 to {MAX_TOKEN_ID}", param=name)
+        if type(bias) not in (int, float) or not -BIAS <= bias <= BIAS:
+            raise InvalidRequest(f"{name}.{token} must be a number from -{BIAS} to {BIAS}", param=name)
 
 
 def _logprobs(name: str, value: Any, _: Body, bounds: Bounds) -> None:
@@ -42,42 +87,146 @@ def _logprobs(name: str, value: Any, _: Body, bounds: Bounds) -> None:
         _at_most(name, name, _whole(name, value), bounds.logprobs, "logprobs")
 
 
-def _prompts(name: str, value: Any, _: Body, bounds: Bounds) -> None:
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        _at_most(name, f"the length of {name}", len(value), bounds.prompts, "prompts")
+def _repetition(name: str, value: Any, _: Body, _bounds: Bounds) -> None:
+    # A scan of this length for every token.
+    figures: list[Any] = list(value.values()) if isinstance(value, dict) else [None]
+    if set(map(type, figures)) - {int} or not all(0 <= figure <= MAX_REPETITION for figure in figures):
+        raise InvalidRequest(f"{name} must be an object of integers, 0 to {MAX_REPETITION}", param=name)
 
 
-def _schema(name: str, _value: Any, body: Body, bounds: Bounds) -> None:
+def _constraint(name: str, value: Any, body: Body, bounds: Bounds) -> None:
     size = body.size(name)
     if size > bounds.schema:
         raise InvalidRequest(f"{name} is {size} bytes, at most {bounds.schema} (bounds.schema)", param=name)
+    _checker(name, body, bounds, lambda checker: CONSTRAINTS[name](checker, value))
+
+
+CONSTRAINTS: Mapping[str, Callable[[Checker, Any], None]] = {
+    "response_format": Checker.constraints,
+    "structured_outputs": Checker.constraints,
+    "text": Checker.constraints,
+    "output_config": Checker.constraints,
+    "output_format": Checker.constraints,
+    "guided_json": lambda checker, value: checker.schema(checker.json(value, ()), ()),
+    "json_schema": lambda checker, value: checker.schema(checker.json(value, ()), ()),
+    "guided_regex": lambda checker, value: checker.pattern(value, ()),
+    "guided_whitespace_pattern": lambda checker, value: checker.pattern(value, ()),
+    "guided_grammar": lambda checker, value: checker.grammar(value, ()),
+    "grammar": lambda checker, value: checker.grammar(value, ()),
+    "guided_choice": Checker.constraints,
+}
+
+
+def _tools(name: str, value: Any, body: Body, bounds: Bounds) -> None:
+    choice = body.get("tool_choice", ANY)
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    forced = kind not in (None, "auto", "none")
+    _checker(f"{name} {forced}", body, bounds, lambda checker: checker.tools(value, forced=forced))
+
+
+def _checker(how: str, body: Body, bounds: Bounds, check: Callable[[Checker], None]) -> None:
+    name = how.split()[0]
+    key = f"{how} {bounds.schema} {bounds.pattern} {bounds.depth} {bounds.nodes} {bounds.recursion} "
+    _CHECKED.once(key, body.value(name), lambda: check(Checker(name, bounds)))
+
+
+def _kwargs(name: str, value: Any, _body: Body, _bounds: Bounds) -> None:
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name} must be an object", param=name)
+    for key, given in value.items():
+        if key not in TEMPLATE_KWARGS:
+            field, allowed = f"{name}.{key[:64]}", ", ".join(sorted(TEMPLATE_KWARGS))
+            raise InvalidRequest(f"{field} is not accepted; allowed: {allowed}", param=field)
+        if isinstance(given, dict | list) or (isinstance(given, str) and len(given) > KWARG_LENGTH):
+            raise InvalidRequest(f"{name}.{key} must be true, false or a word", param=f"{name}.{key}")
+
+
+def _template(name: str, _value: Any, _body: Body, _bounds: Bounds) -> None:
+    raise InvalidRequest(f"{name} is not accepted: the model's own is used", param=name)
 
 
 def _refused(name: str, _value: Any, _body: Body, _bounds: Bounds) -> None:
     raise InvalidRequest(f"{name} is not accepted: send text", param=name)
 
 
+TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
+
 CHECKS: Mapping[str, Check] = {
     "n": _answers,
     "best_of": _answers,
     "stop": _stops,
     "stop_sequences": _stops,
-    "stop_token_ids": _stops,
+    "bad_words": _bad_words,
+    "stop_token_ids": _token_ids,
+    "allowed_token_ids": _token_ids,
+    "logprob_token_ids": _token_ids,
+    "logit_bias": _logit_bias,
     "logprobs": _logprobs,
     "top_logprobs": _logprobs,
     "prompt_logprobs": _logprobs,
-    "prompt": _prompts,
-    "response_format": _schema,
-    "guided_json": _schema,
-    "guided_regex": _schema,
-    "guided_grammar": _schema,
-    "structured_outputs": _schema,
-    "text": _schema,
-    "prompt_embeds": _refused,
+    "n_probs": _logprobs,
+    "repetition_detection": _repetition,
+    **dict.fromkeys(CONSTRAINTS, _constraint),
+    "tools": _tools,
+    "functions": _tools,
+    "chat_template": _template,
+    "chat_template_kwargs": _kwargs,
+    **dict.fromkeys(
+        (
+            "prompt_embeds",
+            "image_embeds",
+            "audio_embeds",
+            "video_embeds",
+            "input_embeds",
+            "inputs_embeds",
+            "image_data",
+            "audio_data",
+            "video_data",
+            "multi_modal_data",
+            "logits_processors",
+            "custom_logit_processor",
+            "lora_path",
+            "mcp_servers",
+        ),
+        _refused,
+    ),
 }
 
 
 def check(body: Body, bounds: Bounds) -> None:
-    """Raises InvalidRequest naming the field."""
+    """What a body's bytes and its own fields tell. Raises InvalidRequest naming the field."""
+    found = exceeds(body.raw, bounds.depth, bounds.nodes)
+    if found is not None:
+        raise _beyond(body, found, bounds)
     for name in body.names & CHECKS.keys():
         CHECKS[name](name, body.get(name, ANY), body, bounds)
+
+
+def _beyond(body: Body, found: str, bounds: Bounds) -> InvalidRequest:
+    """Tells the field that is nested too deeply, or the largest one where values are too many."""
+    names = sorted(body.names, key=body.size, reverse=True)
+    if found == "depth":
+        deep = (name for name in names if exceeds(body.value(name), bounds.depth - 1, bounds.nodes))
+        name = next(deep, None)
+        return InvalidRequest(
+            f"{name} is nested deeper than {bounds.depth} levels (bounds.depth)", param=name
+        )
+    name = next(iter(names), None)
+    return InvalidRequest(f"the body holds more than {bounds.nodes} values (bounds.nodes)", param=name)
+
+
+def check_prompts(name: str, value: object, most: int, setting: str) -> None:
+    """A text, a list of texts, of token ids, or of such lists."""
+    if isinstance(value, str):
+        return
+    kinds = set(map(type, value)) if isinstance(value, list) else {object}
+    if kinds == {int}:
+        _ids(name, value)
+        return
+    if kinds - {str, list}:
+        raise InvalidRequest(f"{name} must be a string, token ids, or a list of such", param=name)
+    assert isinstance(value, list)
+    _at_most(name, f"the length of {name}", len(value), most, setting)
+    for one in value:
+        if isinstance(one, list):
+            _ids(name, one)

@@ -7,8 +7,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.base import Dialect, Request, bound, clean, named, number, read_messages
+from gateway.config import Bounds
+from gateway.dialects.base import Dialect, Request, bound, named, number, read_messages
 from gateway.dialects.body import OBJECT, Body, Fields
+from gateway.dialects.bounds import check_prompts
+from gateway.dialects.media import check_messages
 from gateway.errors import InvalidRequest
 from gateway.relay.sse import Usage
 from policies.facts import Conversation, Turn
@@ -51,6 +54,14 @@ class _Common(msgspec.Struct):
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    length_penalty: float | None = None
+    min_tokens: int | None = None
     metadata: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     tool_choice: Any = None
@@ -69,7 +80,6 @@ _completions = Fields(_Completions)
 
 
 def _request(body: Body, fields: _Common, read: Callable[[], Conversation]) -> Request:
-    clean(body)
     model = named(fields.model)
     stream = fields.stream or False
     wants_usage = True
@@ -115,11 +125,12 @@ class OpenAIChat(Dialect):
     overhead: ClassVar[int] = 1
     caps: ClassVar[tuple[str, ...]] = ("max_tokens", "max_completion_tokens")
 
-    def parse(self, body: Body) -> Request:
+    def read(self, body: Body, bounds: Bounds) -> Request:
         fields = _chat.read(body.raw)
         messages = fields.messages
         if messages is None:
             raise InvalidRequest("messages is missing", param="messages")
+        check_messages("messages", messages, bounds.fetch)
         return _request(body, fields, lambda: read_messages(messages))
 
     def prepare(self, request: Request, served_model: str, priority: int = 0) -> bytes:
@@ -149,11 +160,12 @@ class OpenAICompletions(OpenAIChat):
     name = "openai.completions"
     overhead: ClassVar[int] = 0
 
-    def parse(self, body: Body) -> Request:
+    def read(self, body: Body, bounds: Bounds) -> Request:
         fields = _completions.read(body.raw)
         prompt = fields.prompt
         if prompt is None:
             raise InvalidRequest("prompt is missing", param="prompt")
+        check_prompts("prompt", prompt, bounds.prompts, "prompts")
         return _request(body, fields, lambda: prompt_conversation(prompt))
 
 

@@ -6,8 +6,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gateway.dialects.base import Request, clean, named, read_messages
+from gateway.config import Bounds
+from gateway.dialects.base import Request, named, read_messages
 from gateway.dialects.body import Body, Fields
+from gateway.dialects.bounds import check_prompts
+from gateway.dialects.media import check_messages
 from gateway.dialects.openai_chat import OpenAIChat, prompt_conversation
 from gateway.errors import InvalidRequest
 
@@ -27,13 +30,15 @@ class OpenAIEmbeddings(OpenAIChat):
     caps: ClassVar[tuple[str, ...]] = ()
     tempered = False
 
-    def parse(self, body: Body) -> Request:
+    def read(self, body: Body, bounds: Bounds) -> Request:
         fields = _embeddings.read(body.raw)
-        clean(body)
         model = named(fields.model)
         texts, messages = fields.input, fields.messages
         if texts is None and messages is None:
             raise InvalidRequest("input is missing", param="input")
+        check_messages("messages", messages, bounds.fetch)
+        if texts is not None:
+            check_prompts("input", texts, bounds.inputs, "inputs")
         return Request(
             body,
             model,

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from gateway.config import Bounds
 from gateway.dialects.base import (
     Dialect,
     Request,
     bound,
-    clean,
     named,
     number,
     openai_error,
@@ -18,6 +18,7 @@ from gateway.dialects.base import (
     role_of,
 )
 from gateway.dialects.body import Body, Fields
+from gateway.dialects.media import check_messages
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.relay.sse import Usage
 from policies.facts import Conversation, Turn
@@ -48,6 +49,12 @@ class _Responses(msgspec.Struct):
     stream: bool | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
     metadata: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     tool_choice: Any = None
@@ -62,13 +69,13 @@ class OpenAIResponses(Dialect):
     marker: ClassVar[bytes] = b"event: response.output_text.delta"
     caps = ("max_output_tokens",)
 
-    def parse(self, body: Body) -> Request:
+    def read(self, body: Body, bounds: Bounds) -> Request:
         fields = _responses.read(body.raw)
-        clean(body)
         model = named(fields.model)
         items, instructions = fields.input, fields.instructions
         if items is None and fields.prompt is None:
             raise InvalidRequest("input is missing", param="input")
+        check_messages("input", items, bounds.fetch)
         bound("max_output_tokens", fields.max_output_tokens)
         text_format = (fields.text or {}).get("format")
         kind = text_format.get("type") if isinstance(text_format, dict) else None

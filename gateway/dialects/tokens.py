@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from gateway.dialects.base import Dialect, Request, clean, named
+from gateway.config import Bounds
+from gateway.dialects.base import Dialect, Request, named
 from gateway.dialects.body import Body, Fields
+from gateway.dialects.bounds import check_prompts
+from gateway.dialects.media import check_messages
 from gateway.relay.sse import Usage
 from policies.facts import Conversation
 
@@ -14,6 +19,8 @@ NO_CONVERSATION = Conversation(())
 
 class _Tokens(msgspec.Struct):
     model: str | None = None
+    messages: list[Any] | None = None
+    tokens: list[Any] | None = None
 
 
 _tokens = Fields(_Tokens)
@@ -23,11 +30,11 @@ _decode_reply = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 class Tokens(Dialect):
     name = "vllm.tokens"
 
-    def parse(self, body: Body) -> Request:
-        clean(body)
-        return Request(
-            body, named(_tokens.read(body.raw).model), False, lambda: NO_CONVERSATION, output_tokens=0
-        )
+    def read(self, body: Body, bounds: Bounds) -> Request:
+        fields = _tokens.read(body.raw)
+        check_messages("messages", fields.messages, bounds.fetch)
+        check_prompts("tokens", fields.tokens or [], bounds.prompts, "prompts")
+        return Request(body, named(fields.model), False, lambda: NO_CONVERSATION, output_tokens=0)
 
     def stream_usage(self, event: dict[str, object], before: Usage | None) -> Usage | None:
         return None

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from gateway.errors import BodyTooLarge, ClientGone
+from gateway.errors import BodyTooLarge, BodyTooSlow, ClientGone
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -42,8 +42,9 @@ class Client(ABC):
         return None
 
     @abstractmethod
-    async def body(self, limit: int) -> bytes:
-        """The whole body, of `limit` bytes at most. Raises BodyTooLarge, ClientGone."""
+    async def body(self, limit: int, seconds: float) -> bytes:
+        """The whole body, of `limit` bytes at most, which must be here within so many seconds. Raises
+        BodyTooLarge, BodyTooSlow, ClientGone."""
 
     @abstractmethod
     def watch(self) -> None:
@@ -86,10 +87,17 @@ class AsgiClient(Client):
         self._watch: asyncio.Task[Message] | None = None
         self._task: asyncio.Task[Any] | None = None
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, limit: int, seconds: float) -> bytes:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
             raise BodyTooLarge.over(limit)
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._whole(limit)
+        except TimeoutError:
+            raise BodyTooSlow.after(seconds) from None
+
+    async def _whole(self, limit: int) -> bytes:
         parts: list[bytes] = []
         size = 0
         while True:

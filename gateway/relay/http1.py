@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, cast
@@ -16,7 +17,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from gateway.errors import BodyTooLarge, ClientGone
+from gateway.errors import BodyTooLarge, BodyTooSlow, ClientGone
 from gateway.relay.client import Client, Head, Headers
 
 if TYPE_CHECKING:
@@ -109,12 +110,17 @@ class Request(Client):
 
     # the request's own task
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, limit: int, seconds: float) -> bytes:
         declared = self.header(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
             raise BodyTooLarge.over(limit)
         if not self.complete:
-            await self._rest(limit)
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._rest(limit)
+            except TimeoutError:
+                self.keep_alive = False
+                raise BodyTooSlow.after(seconds) from None
         if self.size > limit:
             raise BodyTooLarge.over(limit)
         parts, self._parts = self._parts, []
@@ -460,8 +466,9 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             return
         body = (ERROR % message).encode()
+        head = b"content-type: application/json\r\nx-request-id: req_%b\r\n" % secrets.token_hex(16).encode()
         tail = b"content-length: %d\r\n\r\n%b" % (len(body), body)
-        self.write(self.head(status, b"content-type: application/json\r\n", tail, False))
+        self.write(self.head(status, head, tail, False))
         self.transport.close()
 
     def _on_idle(self) -> None:

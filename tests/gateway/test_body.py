@@ -46,14 +46,42 @@ def test_nulls_are_left_out_at_the_top_only() -> None:
     assert body.dropped == []
 
 
-def test_of_a_duplicate_field_the_last_counts() -> None:
-    """As in Python's json and most engines: what is checked is what an engine reads."""
-    body = Body(b'{"n": 1000000000, "x": 1, "n": 2}')
-    assert body.get("n", WHOLE) == 2
-    body.set("x", 3)
-    assert json.loads(body.encode()) == {"n": 2, "x": 3}
-    assert "a" not in Body(b'{"a": 1, "a": null}')
-    assert Body(b'{"a": null, "a": 1}').get("a", WHOLE) == 1
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"n": 1000000000, "x": 1, "n": 2}',
+        b'{"n":1,"x":1,"n":1}',
+        b'{"n": 1, "n": null}',
+        b'{"n":null,"n":1}',
+        b'{"\\u006e":1000000000,"n":2}',
+        # As long as the fields that count would be with Python's blanks.
+        b'{"n":1,"n":1,"abcdef":2,"b":3,"c":4}',
+        b'{\n  "n": 1,\n  "n": 2\n}',
+        '{"é": 1, "n":2, "n":3}'.encode(),
+    ],
+    ids=str,
+)
+def test_a_field_that_is_given_twice_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Body(raw)
+    assert caught.value.param == "n"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"{}",
+        b"{ }",
+        b'{"n":1,"x":{"n":2,"m":{"n":3}}}',
+        b'{"n": 1, "x": [{"n": 2}, {"n": 3}]}',
+        b'{\n  "n": 1,\n  "x": "\\"n\\": 1, "\n}',
+        b'{"n" :123456789012345678901234567890,"x": 1E400}',
+        '{"é": "n", "n":2}'.encode(),
+    ],
+    ids=str,
+)
+def test_names_may_come_again_further_in(raw: bytes) -> None:
+    assert Body(raw).encode() is raw
 
 
 def test_names_are_read_through_escapes() -> None:

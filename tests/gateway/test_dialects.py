@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gateway.config import Bounds
 from gateway.dialects import DIALECTS, facts_from_body, make_facts
 from gateway.dialects.base import Request
 from gateway.dialects.body import Body
@@ -48,7 +49,7 @@ TOOLS = {
 
 
 def parse(shape: Shape, **fields: Any) -> Request:
-    return shape.dialect.parse(Body(json.dumps(shape.ask(**fields)).encode()))
+    return shape.dialect.parse(Body(json.dumps(shape.ask(**fields)).encode()), Bounds())
 
 
 def read(shape: Shape, **fields: Any) -> Conversation:
@@ -196,8 +197,18 @@ def test_the_output_that_is_asked_for(shape: Shape, fields: dict[str, Any], toke
 @pytest.mark.parametrize(
     ("shape", "fields"),
     [
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
-        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+        (
+            CHAT,
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
+                ]
+            },
+        ),
+        (
+            RESPONSES,
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+        ),
         (ANTHROPIC, {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}),
     ],
     ids=["chat", "responses", "messages"],
@@ -225,7 +236,6 @@ def test_odd_messages_are_the_engines_to_refuse(messages: Any) -> None:
     for shape in (CHAT, ANTHROPIC):
         assert isinstance(read(shape, messages=messages), Conversation)
     assert isinstance(read(RESPONSES, input=messages), Conversation)
-    assert isinstance(read(COMPLETIONS, prompt=messages), Conversation)
 
 
 def test_prompts_of_token_ids_have_no_text() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,7 @@ async def test_a_head_of_64_kib_is_the_most(tmp_path: Path) -> None:
                 answer = await wire.reply()
                 assert answer.status == 431
                 check_openai(answer.json["error"])
+                assert re.fullmatch("req_[0-9a-f]{32}", answer.headers["x-request-id"])
                 assert await wire.closed()
 
 

@@ -1,5 +1,6 @@
 """The public port before an engine is asked: routes, keys, bodies, model names, and their order."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,21 @@ async def test_c16_a_body_of_unknown_size_is_refused_while_it_is_read(tmp_path: 
         for _ in range(11):
             wire.raw(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n")
         check_error(await wire.reply(), 413)
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}, bounds={"read": "1s"}) as served:
+        for shape in (CHAT, ANTHROPIC):
+            async with await Wire.open(served.port) as wire:
+                wire.send(shape.path, headers={"content-type": "application/json", "content-length": "100"})
+                for _ in range(11):
+                    wire.raw(b"{")
+                    await asyncio.sleep(0.1)
+                check_error(await wire.reply(), 408, shape=shape, code="body_too_slow")
+                assert await wire.closed()
+        assert engine.generations == 0
+        assert served.clean
 
 
 async def test_bounds_body_is_the_limit(tmp_path: Path) -> None:
