@@ -41,7 +41,12 @@ DECISION = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0004, 0.001, 0.005, 0.
 Series = tuple[Count, Buckets, Count, Count, Count, Buckets]
 """What a request of the same dialect, tier, rule and outcome counts in: requests, seconds, prompt, cached and
 completion tokens, seconds to the first token."""
+TenantSeries = tuple[Count, Count, Count, Count, Count]
+"""What a request of the same tenant, tier and outcome counts in: requests, seconds, prompt, cached and
+completion tokens."""
 STATES = ("starting", "ready", "suspect", "down")
+MOST_TENANTS = 100
+OTHER_TENANTS = "_other"  # no key can have this name
 
 
 class FleetCollector(Collector):
@@ -54,6 +59,9 @@ class FleetCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         state = GaugeMetricFamily(
             "dualgauge_engine_state", "1 for the state that holds", labels=["engine", "state"]
+        )
+        info = GaugeMetricFamily(
+            "dualgauge_engine_info", "1; the tier and the precision", labels=["engine", "tier", "precision"]
         )
         running = GaugeMetricFamily(
             "dualgauge_engine_running", "Requests that the engine runs", labels=["engine"]
@@ -69,6 +77,7 @@ class FleetCollector(Collector):
         )
         for engine in self._fleet.engines:
             name = engine.spec.name
+            info.add_metric([name, engine.spec.tier, engine.spec.precision], 1.0)
             for one in STATES:
                 state.add_metric([name, one], float(engine.state == one))
             running.add_metric([name], engine.running)
@@ -84,7 +93,7 @@ class FleetCollector(Collector):
         fallback = CounterMetricFamily(
             "dualgauge_store_fallback", "Reservations made while the store was down", self._store.fallbacks()
         )
-        return (state, running, waiting, kv, flight, leases, up, fallback)
+        return (state, info, running, waiting, kv, flight, leases, up, fallback)
 
 
 class Metrics:
@@ -104,6 +113,29 @@ class Metrics:
         self._reload_failures = self._counter(
             "dualgauge_reload_failures", "Reloads that kept the old file", "file"
         )
+        self._refused = Gauge(
+            "dualgauge_file_refused",
+            "1 while a file on disk has a mistake and what was read before it stays in force",
+            ["file"],
+            registry=self.registry,
+        )
+        self._tenant_requests = self._counter(
+            "dualgauge_tenant_requests", "Requests of a tenant that ended", "tenant", "tier", "outcome"
+        )
+        self._tenant_seconds = self._counter(
+            "dualgauge_tenant_request_seconds", "From a tenant's requests to their ends", "tenant"
+        )
+        self._tenant_tokens = self._counter(
+            "dualgauge_tenant_tokens", "A tenant's tokens", "tenant", "tier", "kind"
+        )
+        self._tenant_degraded = self._counter(
+            "dualgauge_tenant_degraded", "A tenant's answers less precise than decided", "tenant"
+        )
+        self._tenant_limited = self._counter(
+            "dualgauge_tenant_limited", "A tenant's requests refused by a limit", "tenant", "kind"
+        )
+        self._tenants: set[str] = set()
+        self._tenant_series: dict[tuple[str, str, str], TenantSeries] = {}
         self._first = self._histogram(
             "dualgauge_time_to_first_token_seconds",
             "From the request to the first bytes of its stream",
@@ -193,6 +225,44 @@ class Metrics:
             self._retries.labels(tier).add(record.attempts - 1)
         if record.queue_seconds:
             self._queue.labels(tier).observe(record.queue_seconds)
+        if record.tenant:
+            self._count_tenant(record)
+
+    def _count_tenant(self, record: Record) -> None:
+        labels = record.tenant, record.tier, record.outcome
+        series = self._tenant_series.get(labels)
+        if series is None:
+            series = self._tenant_series[labels] = self._tenant_series_of(*labels)
+        requests, seconds, prompt, cached, completion = series
+        requests.value += 1
+        seconds.value += record.ended - record.started
+        usage = record.usage
+        if usage is not None:
+            prompt.value += usage.prompt
+            cached.value += usage.cached
+            completion.value += usage.completion
+        if record.degraded:
+            self._tenant_degraded.labels(self._tenant(record.tenant)).add()
+        if record.outcome == "limited":
+            self._tenant_limited.labels(self._tenant(record.tenant), record.error_code).add()
+
+    def _tenant(self, name: str) -> str:
+        """The label of a tenant: its name, for as many as there is room for."""
+        if name not in self._tenants:
+            if len(self._tenants) >= MOST_TENANTS:
+                return OTHER_TENANTS
+            self._tenants.add(name)
+        return name
+
+    def _tenant_series_of(self, tenant: str, tier: str, outcome: str) -> TenantSeries:
+        tenant, tier = self._tenant(tenant), tier or "none"
+        return (
+            self._tenant_requests.labels(tenant, tier, outcome),
+            self._tenant_seconds.labels(tenant),
+            self._tenant_tokens.labels(tenant, tier, "prompt"),
+            self._tenant_tokens.labels(tenant, tier, "cached"),
+            self._tenant_tokens.labels(tenant, tier, "completion"),
+        )
 
     def _series_of(self, dialect: str, tier: str, rule: str, outcome: str) -> Series:
         tier, rule = tier or "none", rule or "none"
@@ -216,6 +286,9 @@ class Metrics:
         self._lag.observe(seconds)
 
     def policy(self, hash_: str) -> None:
+        """The policy in force, when all files were read."""
+        for file in ("policy", "keys", "shadow"):
+            self._refused.labels(file).set(0)
         self._policy.clear()
         self._policy.labels(hash_).set(1)
 
@@ -237,6 +310,7 @@ class Metrics:
 
     def reload_failed(self, file: str) -> None:
         self._reload_failures.labels(file).add()
+        self._refused.labels(file).set(1)
 
     def text(self) -> bytes:
         """The exposition format, version 0.0.4."""

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway.snapshots import reload
+from gateway.telemetry.metrics import MOST_TENANTS, OTHER_TENANTS
 from tests.support.client import Wire, ask, get, until
 from tests.support.engine import FakeEngine, engines, hang, reply, reset, stream
 from tests.support.serving import Served, serving
@@ -191,3 +193,53 @@ async def test_histograms_are_well_formed(tmp_path: Path) -> None:
             counts = [count for _, count in sorted(buckets)]
             assert counts == sorted(counts)
             assert max(buckets) == (float("inf"), samples(served)[name + "_count", labels])
+
+
+async def test_tenants_are_counted_by_their_keys_names(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    keys = "keys: [{name: a, key: sk-a}, {name: b, key: sk-b, plan: little}]"
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=POLICY, keys=keys) as served:
+        for key in ("sk-a", "sk-a", "sk-b", "sk-b", "sk-unknown"):
+            await ask(served.port, CHAT.path, CHAT.ask(), headers={"x-api-key": key})
+        counted = {
+            (dict(labels)["tenant"], dict(labels)["tier"], dict(labels)["outcome"]): count
+            for (name, labels), count in samples(served).items()
+            if name == "dualgauge_tenant_requests_total"
+        }
+        assert counted == {("a", "fast", "ok"): 2, ("b", "fast", "ok"): 1, ("b", "none", "limited"): 1}
+        prompt = value(served, "dualgauge_tenant_tokens_total", tenant="a", tier="fast", kind="prompt")
+        assert prompt == 2 * CHAT.reply_usage.prompt
+        assert value(served, "dualgauge_tenant_request_seconds_total", tenant="a") > 0
+        limited = value(served, "dualgauge_tenant_limited_total", tenant="b", kind="rate_limit_exceeded")
+        assert limited == 1
+
+
+async def test_tenants_beyond_the_bound_share_one_label(tmp_path: Path) -> None:
+    count = MOST_TENANTS + 5
+    keys = "keys:\n" + "".join(f"  - {{name: key-{n}, key: sk-{n}}}\n" for n in range(count))
+    async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False, keys=keys) as served:
+        async with await Wire.open(served.port) as wire:
+            for number in range(count):
+                wire.send(CHAT.path, CHAT.ask(), headers={"x-api-key": f"sk-{number}"})
+                await wire.reply()
+        counted = {
+            dict(labels)["tenant"]: count
+            for (name, labels), count in samples(served).items()
+            if name == "dualgauge_tenant_requests_total"
+        }
+        assert len(counted) == MOST_TENANTS + 1
+        assert counted[OTHER_TENANTS] == 5
+
+
+async def test_a_refused_file_shows_until_it_is_mended(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
+        policy = (tmp_path / "policy.yaml").read_text()
+        assert value(served, "dualgauge_file_refused", file="policy") == 0
+        (tmp_path / "policy.yaml").write_text("version: 2")
+        reload(served.gateway)
+        assert value(served, "dualgauge_file_refused", file="policy") == 1
+        assert value(served, "dualgauge_reload_failures_total", file="policy") == 1
+        (tmp_path / "policy.yaml").write_text(policy)
+        reload(served.gateway)
+        assert value(served, "dualgauge_file_refused", file="policy") == 0
+        assert value(served, "dualgauge_reload_failures_total", file="policy") == 1

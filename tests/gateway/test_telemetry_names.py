@@ -28,9 +28,14 @@ NAMES = {
     "dualgauge_leases": set(),
     "dualgauge_in_flight": {"tier"},
     "dualgauge_engine_state": {"engine", "state"},
+    "dualgauge_engine_info": {"engine", "tier", "precision"},
     "dualgauge_engine_running": {"engine"},
     "dualgauge_engine_waiting": {"engine"},
     "dualgauge_policy_info": {"hash"},
+    "dualgauge_file_refused": {"file"},
+    "dualgauge_tenant_requests": {"tenant", "tier", "outcome"},
+    "dualgauge_tenant_request_seconds": {"tenant"},
+    "dualgauge_tenant_tokens": {"tenant", "tier", "kind"},
     "dualgauge_loop_lag_seconds": set(),
     "dualgauge_shadow_failures": set(),
     "dualgauge_decision_log_dropped": set(),
@@ -44,6 +49,8 @@ RARE = {
     "dualgauge_retries",
     "dualgauge_shadow_decisions",
     "dualgauge_shadow_rollout",
+    "dualgauge_tenant_degraded",
+    "dualgauge_tenant_limited",
     "dualgauge_engine_kv_usage",
 }
 DEGRADES = """
