@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +27,17 @@ PROMPT = [{"role": "user", "content": PROSE}]
 
 
 @pytest.fixture(scope="session")
-def litellm() -> Any:
+def litellm() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else the import fetches one
         import litellm
 
     litellm.suppress_debug_info = True
-    return litellm
+    yield litellm
+    # It keeps its clients, and their sockets, until the process ends.
+    for client in litellm.in_memory_llm_clients_cache.cache_dict.values():
+        if not inspect.iscoroutinefunction(client.close):
+            client.close()
 
 
 @pytest.fixture(params=["openai", "hosted_vllm"])
