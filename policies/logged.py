@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from policies.decision import PINNED_RULE, Decision, SignalValue
+from policies.decision import PINNED_RULE, Decision, SignalValue, pinned
 from policies.expressions import text_of
 from policies.facts import Conversation, Facts
-from policies.policy import Policy
+from policies.policy import Explanation, Policy
 from policies.signals import SIGNALS, Memo
 
 Logged = str | bool | None
@@ -187,13 +188,13 @@ class RecordedFacts(Facts):
 
     __slots__ = ()
 
-    def __init__(self, line: DecisionLine, blind: Blind) -> None:
+    def __init__(self, line: DecisionLine, blind: Blind, lacking: set[str] | None) -> None:
         self.dialect = line.dialect
         self.model = line.model
         self.tenant = line.tenant
         self.tags = frozenset(line.tags)
-        self.headers = _Entries("header", line.headers, blind)
-        self.metadata = _Entries("metadata", line.metadata, blind)
+        self.headers = _Entries("header", line.headers, blind, lacking)
+        self.metadata = _Entries("metadata", line.metadata, blind, lacking)
         self.time = line.time
         self._conversation = None
         self._read = _no_text
@@ -211,22 +212,30 @@ Blind = frozenset[tuple[str, str]]
 
 
 class _Entries(Mapping[str, str]):
-    __slots__ = ("_blind", "_kind", "_logged")
+    __slots__ = ("_blind", "_kind", "_lacking", "_logged")
 
-    def __init__(self, kind: str, logged: Mapping[str, Logged], blind: Blind) -> None:
+    def __init__(
+        self, kind: str, logged: Mapping[str, Logged], blind: Blind, lacking: set[str] | None
+    ) -> None:
         self._kind = kind
         self._logged = logged
         self._blind = blind
+        self._lacking = lacking
+
+    def _lacks(self, what: str) -> None:
+        if self._lacking is None:
+            raise NotRecordedError(f"{self._kind} {what}")
+        self._lacking.add(f"{self._kind} {what}")
 
     def get(self, name: str, default: Any = None) -> Any:
         if name not in self._logged:
-            raise NotRecordedError(f"{self._kind} {name}")
-        value = self._logged[name]
+            self._lacks(name)
+        value = self._logged.get(name)
         if value is None:
             return default
         if value is True:
             if (self._kind, name) in self._blind:
-                raise NotRecordedError(f"{self._kind} {name}: other values")
+                self._lacks(f"{name}: other values")
             return _OTHER
         return value
 
@@ -238,8 +247,8 @@ class _Entries(Mapping[str, str]):
 
     def __contains__(self, name: object) -> bool:
         if name not in self._logged:
-            raise NotRecordedError(f"{self._kind} {name}")
-        return self._logged[str(name)] is not None
+            self._lacks(str(name))
+        return self._logged.get(str(name)) is not None
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, value in self._logged.items() if value is not None)
@@ -270,5 +279,25 @@ class Reader:
 
     def facts(self, line: DecisionLine) -> tuple[RecordedFacts, Memo]:
         """The request, and what was measured of it."""
-        blind = self._blind.get(line.fields, self._unknown)
-        return RecordedFacts(line, blind), dict(line.signals)
+        return self._facts(line, None), dict(line.signals)
+
+    def _facts(self, line: DecisionLine, lacking: set[str] | None) -> RecordedFacts:
+        return RecordedFacts(line, self._blind.get(line.fields, self._unknown), lacking)
+
+    def explain(self, line: DecisionLine) -> tuple[Explanation, set[str]]:
+        """How the policy decides it, and what the line lacks; that is taken for not given."""
+        lacking: set[str] = set()
+        facts, memo = self._facts(line, lacking), dict(line.signals)
+        patterns = self._policy.patterns
+        for name, signal in (*SIGNALS.items(), *patterns.items()):
+            if name not in memo:
+                try:
+                    memo[name] = signal.read(facts, memo)
+                except NotRecordedError:
+                    memo[name] = False if name in patterns else None
+                    if name in patterns or name in self._policy.signals:
+                        lacking.add(name)
+        explanation = self._policy.explain(facts, memo)
+        if line.rule == PINNED_RULE:
+            explanation = replace(explanation, decision=pinned(line.tier, self._policy.hash))
+        return explanation, lacking

@@ -18,6 +18,14 @@ def shipped(name: str) -> tuple[str, str]:
     return file.read_text(encoding="utf-8"), str(file)
 
 
+def shipped_cases(name: str) -> tuple[str, str]:
+    """The cases that come with a shipped policy, and the name of their file; KeyError as for `shipped`."""
+    if name not in SHIPPED:
+        raise KeyError(name)
+    file = resources.files("policies") / "cases" / f"{name}.yaml"
+    return file.read_text(encoding="utf-8"), str(file)
+
+
 def policy_text(policy: str) -> tuple[str, str]:
     """Text and file name of a policy given as a shipped name or a path. Raises OSError, ProblemsError."""
     if policy in SHIPPED:

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO, Any
 
 import click
 import msgspec
 
-from gateway.cli.chosen import compiled, deployed, tiers_of
-from policies.decision import Contract, pinned
-from policies.facts import Facts
+from gateway.cli.asked import DIALECTS, Caller, RefusedError, decoded, explained, facts_of
+from gateway.cli.chosen import compiled, deployed, log_of, tiers_of
+from gateway.cli.explained import lines, record, signals
+from policies.logged import DecisionLine, FieldsLine, Reader, decode
 from policies.policy import Explanation, Policy
 
-_NAMES = ("chat", "completions", "responses", "embeddings", "messages")
-_DIALECTS = {
-    **{name: f"openai.{name}" for name in _NAMES[:-1]},
-    "messages": "anthropic.messages",
-}
-
-
-class _RefusedError(Exception):
-    """A request that the gateway would not take; the text says why."""
+MAX_LAST = 10_000
+_FIELDS = b'{"kind":"fields"'
 
 
 def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
@@ -36,6 +32,16 @@ def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple
     return headers
 
 
+def _moment(_context: click.Context, _parameter: click.Parameter, value: str | None) -> float:
+    if value is None:
+        return time.time()
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(f"`{value}`: write it as 2026-11-30T09:00:00+01:00") from None
+    return moment.timestamp()
+
+
 @click.command("explain")
 @click.argument("file", required=False)
 @click.option("--text", help="Explain this user message instead of a request body.")
@@ -43,38 +49,61 @@ def _headers(_context: click.Context, _parameter: click.Parameter, values: tuple
     "--jsonl", metavar="FILE", help="One request body a line (`-`: stdin), one JSON object a line out."
 )
 @click.option(
+    "--last", type=click.IntRange(1, MAX_LAST), metavar="N", help="The last N decisions of the decision log."
+)
+@click.option("--log", metavar="FILE", help="The log for --last. [default: that of ./dualgauge.yaml]")
+@click.option(
     "--policy", metavar="POLICY", help="A path or a shipped name. [default: that of ./dualgauge.yaml]"
 )
 @click.option("--header", "headers", multiple=True, callback=_headers, help="A header, as `name: value`.")
-@click.option("--dialect", type=click.Choice(_NAMES), help="The API shape. [default: told from the body]")
+@click.option("--dialect", type=click.Choice(tuple(DIALECTS)), help="The API shape. [default: by the body]")
 @click.option("--tenant", default="anonymous", show_default=True, help="The public name of the caller's key.")
 @click.option("--tag", "tags", multiple=True, help="A tag of the caller's key.")
+@click.option("--time", "moment", callback=_moment, help="When it comes, 2026-11-30T09:00. [default: now]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain_command(
     file: str | None,
     text: str | None,
     jsonl: str | None,
+    last: int | None,
+    log: str | None,
     policy: str | None,
     headers: dict[str, str],
     dialect: str | None,
     tenant: str,
     tags: tuple[str, ...],
+    moment: float,
     as_json: bool,
 ) -> None:
     """Show how a request would be decided: its signals, each rule held or not, and why.
 
-    FILE holds a request body as JSON; `-` reads it from stdin.
+    FILE holds a request body as JSON; `-` reads it from stdin. --last shows decisions that were made, and how
+    the policy decides them now; the gateway may run meanwhile.
+
+    \b
+    Examples:
+      dualgauge explain request.json --header "x-criticality: high"
+      dualgauge explain --last 20 --policy new.yaml
     """
-    if sum(source is not None for source in (file, text, jsonl)) != 1:
-        raise click.UsageError("give one of FILE, --text and --jsonl")
-    rules, tiers = _policy(policy)
+    if sum(source is not None for source in (file, text, jsonl, last)) != 1:
+        raise click.UsageError("give one of FILE, --text, --jsonl and --last")
+    deployment = deployed() if policy is None or last is not None else None
+    tiers = tiers_of(deployment)
+    if policy is None and deployment is not None:
+        policy = deployment.policy
+    rules = compiled(policy or "default", tiers)
+    if last is not None:
+        made = _last(Path(log) if log is not None else log_of(deployment, "--log"), last)
+        _show_made(made, rules, as_json)
+        return
+    caller = Caller(headers, tenant, frozenset(tags), dialect, moment)
 
     def explain(raw: bytes) -> Explanation:
-        return _explain(rules, tiers, _facts(raw, dialect, headers, tenant, frozenset(tags)))
+        return explained(rules, tiers, facts_of(decoded(raw), caller))
 
     if jsonl is not None:
-        with _opened(jsonl) as lines:
-            sys.exit(_explain_lines(lines, explain))
+        with _opened(jsonl) as stream:
+            sys.exit(_explain_lines(stream, explain))
     if text is not None:
         raw = msgspec.json.encode({"messages": [{"role": "user", "content": text}]})
     else:
@@ -82,12 +111,12 @@ def explain_command(
             raw = stream.read()
     try:
         explanation = explain(raw)
-    except _RefusedError as error:
+    except RefusedError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(_record(explanation, rules)), indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(record(explanation, rules)), indent=2))
     else:
-        for line in _lines(explanation, rules):
+        for line in lines(explanation, rules):
             click.echo(line)
 
 
@@ -98,123 +127,93 @@ def _opened(file: str) -> IO[Any]:
         raise click.ClickException(f"cannot read {file}: {error.strerror}") from None
 
 
-def _policy(policy: str | None) -> tuple[Policy, tuple[str, ...]]:
-    """The policy asked for, else that of the deployment here, else the shipped default."""
-    deployment = deployed() if policy is None else None
-    tiers = tiers_of(deployment)
-    if policy is None and deployment is not None:
-        policy = deployment.policy
-    return compiled(policy or "default", tiers), tiers
-
-
-def _facts(
-    raw: bytes, dialect: str | None, headers: Mapping[str, str], tenant: str, tags: frozenset[str]
-) -> Facts:
-    from gateway.dialects import facts_from_body
-    from gateway.errors import GatewayError
-
-    try:
-        body = msgspec.json.decode(raw, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _RefusedError(f"not a JSON object: {error}") from None
-    if dialect is None:
-        dialect = "completions" if "prompt" in body else "responses" if "input" in body else "chat"
-    try:
-        return facts_from_body(_DIALECTS[dialect], body, headers, tenant=tenant, tags=tags)
-    except GatewayError as error:
-        raise _RefusedError(error.message) from None
-
-
-def _explain(policy: Policy, tiers: tuple[str, ...], facts: Facts) -> Explanation:
-    """As the policy has it, but a model name that pins its tier decides before any rule."""
-    explanation = policy.explain(facts)
-    _, colon, tier = facts.model.rpartition(":")
-    if not colon or tier not in tiers:
-        return explanation
-    rules = tuple(replace(rule, reached=False) for rule in explanation.rules)
-    return Explanation(pinned(tier, policy.hash), explanation.signals, explanation.used, rules)
-
-
-def _explain_lines(lines: Iterable[bytes], explain: Callable[[bytes], Explanation]) -> int:
+def _explain_lines(raws: Iterable[bytes], explain: Callable[[bytes], Explanation]) -> int:
     """One record a line, in order; a line that cannot be explained has `error` instead. The exit status."""
     status = 0
-    for number, raw in enumerate(lines, 1):
+    for number, raw in enumerate(raws, 1):
         if not raw.strip():
             continue
-        record: dict[str, Any]
+        found: dict[str, Any]
         try:
             explanation = explain(raw)
             decision = explanation.decision
-            record = {
+            found = {
                 "tier": decision.tier,
                 "rule": decision.rule,
-                "signals": _signals(explanation),
+                "signals": signals(explanation),
                 "reasons": decision.reasons,
             }
-        except _RefusedError as error:
-            record, status = {"line": number, "error": str(error)}, 1
-        click.echo(msgspec.json.encode(record))
+        except RefusedError as error:
+            found, status = {"line": number, "error": str(error)}, 1
+        click.echo(msgspec.json.encode(found))
     return status
 
 
-def _signals(explanation: Explanation) -> dict[str, Any]:
-    """Signals with a value, scores to four digits."""
-    return {
-        name: round(value, 4) if isinstance(value, float) else value
-        for name, value in explanation.signals.items()
-        if value is not None
-    }
+# decisions that were made
 
 
-def _record(explanation: Explanation, policy: Policy) -> dict[str, Any]:
+def _last(log: Path, count: int) -> list[DecisionLine | FieldsLine]:
+    """The last decisions of a log, oldest first, behind the lines of the fields that they name."""
+    from gateway.telemetry.decision_files import backwards, whole
+
+    files = whole(log)
+    if not files:
+        raise click.ClickException(f"there is no decision log {log}")
+    decisions: list[DecisionLine] = []
+    fields: dict[str, FieldsLine] = {}
+    wanted: set[str] = set()
+    try:
+        for raw in backwards(files):
+            if len(decisions) == count and wanted <= fields.keys():
+                break
+            if len(decisions) == count and not raw.startswith(_FIELDS):
+                continue
+            try:
+                line = decode(raw)
+            except ValueError:  # what is no line is passed over: `policy replay` tells of it
+                continue
+            if isinstance(line, FieldsLine):
+                fields.setdefault(line.id, line)
+            elif len(decisions) < count:
+                decisions.append(line)
+                wanted.add(line.fields)
+    except OSError as error:
+        raise click.ClickException(f"cannot read {log}: {error.strerror}") from None
+    return [*fields.values(), *reversed(decisions)]
+
+
+def _show_made(made: list[DecisionLine | FieldsLine], policy: Policy, as_json: bool) -> None:
+    reader = Reader(policy)
+    found: list[dict[str, Any]] = []
+    for number, line in enumerate(made):
+        if isinstance(line, FieldsLine):
+            reader.fields(line)
+            continue
+        explanation, lacking = reader.explain(line)
+        if as_json:
+            found.append({"made": line, **record(explanation, policy), "lacking": sorted(lacking)})
+            continue
+        if number and not isinstance(made[number - 1], FieldsLine):
+            click.echo()
+        for text in _made(line, explanation, lacking):
+            click.echo(text)
+        for text in lines(explanation, policy):
+            click.echo(text)
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    elif not any(isinstance(line, DecisionLine) for line in made):
+        click.echo("the log holds no decision")
+
+
+def _made(line: DecisionLine, explanation: Explanation, lacking: set[str]) -> Iterator[str]:
+    """What was done with a request, before how the policy decides it now."""
+    when = datetime.fromtimestamp(line.time, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    yield click.style(f"{when}  {line.id}  {line.tenant}  {line.dialect}  {line.model}", bold=True)
+    where = f", answered by {line.engine} ({line.served})" if line.engine else ""
+    why = f", {line.because}" if line.because else ""
+    yield f"decided then: {line.tier}, by the rule `{line.rule}` of {line.policy}{where}{why}, {line.outcome}"
     decision = explanation.decision
-    return {
-        "tier": decision.tier,
-        "rule": decision.rule,
-        "reasons": decision.reasons,
-        "if_busy": decision.if_busy,
-        "if_unavailable": decision.contract,
-        "policy": {"file": policy.file, "hash": policy.hash},
-        "signals": _signals(explanation),
-        "rules": explanation.rules,
-    }
-
-
-def _lines(explanation: Explanation, policy: Policy) -> Iterator[str]:
-    decision = explanation.decision
-    yield f"{click.style(decision.tier, bold=True)}, by the rule `{decision.rule}`"
-    for reason in decision.reasons:
-        yield f"  {reason}"
-    yield f"  if unavailable: {_contract(decision.contract)}"
-    if decision.if_busy is not None:
-        busy = decision.if_busy
-        yield f"  if busy ({busy.waiting} waiting or {busy.kv:.0%} of the KV cache): {busy.use}"
-    yield ""
-    yield "signals"
-    for name, value in explanation.signals.items():
-        shown = "not given" if value is None else _shown(value)
-        unread = "" if name in explanation.used else click.style("  (no rule reads it)", dim=True)
-        yield f"  {name:<14} {shown}{unread}"
-    yield ""
-    yield f"rules of {policy.file} ({policy.hash})"
-    for rule in explanation.rules:
-        mark = "*" if rule.held and rule.reached else "+" if rule.held else "-"
-        late = "" if rule.reached else click.style("  (decided before)", dim=True)
-        yield f"  {mark} {rule.name} -> {rule.send}{late}"
-        for reason in rule.reasons:
-            yield f"      {reason}"
-    yield click.style("* decides   + holds too   - does not hold", dim=True)
-
-
-def _contract(contract: Contract) -> str:
-    if contract.kind == "use":
-        return f"use {contract.use}"
-    if contract.kind == "wait":
-        return f"wait {contract.wait:g}s, then {contract.then}"
-    return contract.kind
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    if (decision.tier, decision.rule) != (line.tier, line.rule):
+        yield click.style("decided otherwise now:", fg="yellow")
+    if lacking:
+        yield click.style(f"not in the log, taken for not given: {', '.join(sorted(lacking))}", fg="yellow")

@@ -8,6 +8,7 @@ import click
 
 from gateway.cli.chosen import compiled, tier_names
 from gateway.cli.policy_replay import replay_command
+from gateway.cli.policy_test import cases_command
 from policies.compile import TIERS
 
 
@@ -46,3 +47,4 @@ def schema_command() -> None:
 
 
 policy_group.add_command(replay_command)
+policy_group.add_command(cases_command)

@@ -6,15 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
+from gateway.cli.asked import Caller, facts_of
 from gateway.cli.explain import explain_command
 from gateway.cli.policy import policy_group
+from policies.compile import compile_policy
+from policies.logged import Fields, line_of
 from policies.schema import policy_schema
-from policies.signals import SIGNALS
+from policies.shipped import shipped
+from policies.signals import SIGNALS, Memo
 
 CODE = "Write a function in Python that reverses a linked list."
+SUM = "A shirt costs $40 after a 20% discount. How much was it before?"
 PROSE = "Tell me about the history of the lighthouse."
 INVALID = Path(__file__).parent / "invalid"
 
@@ -133,6 +139,89 @@ def test_json_lines_that_can_all_be_explained_exit_with_0(tmp_path: Path) -> Non
     assert [json.loads(line)["tier"] for line in result.stdout.splitlines()] == ["fast", "exact"]
 
 
+def test_the_time_of_a_request() -> None:
+    Path("office.yaml").write_text("""version: 1
+rules:
+  - {name: office, when: {time: {from: "09:00", to: "17:00"}}, send: exact}
+  - {name: rest, send: fast}
+""")
+    office = ("--policy", "office.yaml", "--time")
+    assert record(*office, "2026-11-30T10:00:00+00:00", stdin=body(PROSE))["rule"] == "office"
+    assert record(*office, "2026-11-30T18:00:00+00:00", stdin=body(PROSE))["rule"] == "rest"
+
+
+def logged(*texts: str, policy: str = "default") -> bytes:
+    """A decision log of these requests."""
+    live = compile_policy(*shipped(policy))
+    fields = Fields([live])
+    written = fields.line
+    for number, text in enumerate(texts):
+        facts, memo = facts_of({"messages": [{"role": "user", "content": text}]}, Caller(time=number)), Memo()
+        decision = live.decide(facts, memo)
+        line = line_of(facts, memo, decision, fields, id_=f"req_{number}", time=0, measure_all=True)
+        written += msgspec.json.encode(line) + b"\n"
+    return written
+
+
+def test_the_last_decisions_of_a_log() -> None:
+    Path("d.jsonl").write_bytes(logged(PROSE, CODE, PROSE))
+    result = explain("--last", "2", "--log", "d.jsonl")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert lines[0] == "1970-01-01 00:00:01 UTC  req_1  anonymous  openai.chat  any"
+    assert lines[1].startswith("decided then: exact, by the rule `code` of ")
+    assert lines[2] == "exact, by the rule `code`"
+    assert "1970-01-01 00:00:02 UTC  req_2  anonymous  openai.chat  any" in lines
+    assert "req_0" not in result.stdout
+    assert "decided otherwise now" not in result.stdout
+
+
+def test_the_last_decisions_under_another_policy_as_json() -> None:
+    Path("d.jsonl").write_bytes(logged(PROSE, CODE, policy="thrifty"))
+    Path("new.yaml").write_text(
+        "version: 1\nrules: [{name: a, when: {header: {x-a: 1}}, send: exact}, {name: b, send: fast}]\n"
+    )
+    found = json.loads(explain("--last", "5", "--log", "d.jsonl", "--policy", "new.yaml", "--json").stdout)
+    assert [one["made"]["id"] for one in found] == ["req_0", "req_1"]
+    assert [(one["made"]["rule"], one["rule"]) for one in found] == [("everything else", "b"), ("code", "b")]
+    assert found[1]["signals"]["code"] >= 0.8
+    assert found[1]["lacking"] == ["header x-a"]
+    assert (
+        "not in the log, taken for not given: header x-a"
+        in explain("--last", "1", "--log", "d.jsonl", "--policy", "new.yaml").stdout
+    )
+
+
+def test_the_last_decisions_go_on_in_older_files_and_pass_over_what_is_no_line() -> None:
+    Path("d.jsonl.1").write_bytes(logged(PROSE, CODE))
+    Path("d.jsonl").write_bytes(logged(SUM) + b"torn\n")
+    found = json.loads(explain("--last", "2", "--log", "d.jsonl", "--json").stdout)
+    assert [one["rule"] for one in found] == ["code", "maths"]
+    assert [one["lacking"] for one in found] == [[], []]
+
+
+def test_the_last_decisions_of_the_deployment_here() -> None:
+    engine = {
+        "name": "e",
+        "tier": "fast",
+        "kind": "external",
+        "url": "http://127.0.0.1:1",
+        "precision": "awq",
+    }
+    file = {"model": "m", "engines": [engine], "policy": "strict", "decision_log": {"path": "logs/d.jsonl"}}
+    Path("dualgauge.yaml").write_text(json.dumps(file))
+    assert "there is no decision log" in explain("--last", "1").output
+    Path("logs").mkdir()
+    Path("logs/d.jsonl").write_bytes(logged(CODE))
+    assert json.loads(explain("--last", "1", "--json").stdout)[0]["rule"] == "demanding"
+
+
+def test_an_empty_log_has_no_last_decision() -> None:
+    Path("d.jsonl").write_bytes(b"")
+    result = explain("--last", "1", "--log", "d.jsonl")
+    assert (result.exit_code, result.stdout) == (0, "the log holds no decision\n")
+
+
 @pytest.mark.parametrize("policy", ["strict", "thrifty"])
 def test_a_shipped_policy_by_name(policy: str) -> None:
     assert record("--policy", policy, stdin=body(PROSE))["policy"]["file"].endswith(f"{policy}.yaml")
@@ -166,9 +255,12 @@ def test_the_deployment_here_gives_policy_and_tiers() -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "status", "message"),
     [
-        ([], None, 2, "give one of FILE, --text and --jsonl"),
-        (["-", "--text", "x"], "{}", 2, "give one of FILE, --text and --jsonl"),
+        ([], None, 2, "give one of FILE, --text, --jsonl and --last"),
+        (["-", "--text", "x"], "{}", 2, "give one of FILE, --text, --jsonl and --last"),
         (["none.json"], None, 1, "none.json"),
+        (["--last", "1"], None, 1, "there is no dualgauge.yaml here: name a log with --log"),
+        (["--last", "0"], None, 2, "is not in the range 1<=x<=10000"),
+        (["--text", "x", "--time", "noon"], None, 2, "write it as 2026-11-30T09:00:00+01:00"),
         (["-"], "not json", 1, "not a JSON object"),
         (["-"], b"\xff\xfe", 1, "not a JSON object"),
         (["-"], "[1]", 1, "not a JSON object"),

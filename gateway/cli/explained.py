@@ -1,0 +1,75 @@
+"""How explanations are shown: as lines for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from policies.decision import Contract
+from policies.policy import Explanation, Policy
+
+
+def signals(explanation: Explanation) -> dict[str, Any]:
+    """Signals with a value, scores to four digits."""
+    return {
+        name: round(value, 4) if isinstance(value, float) else value
+        for name, value in explanation.signals.items()
+        if value is not None
+    }
+
+
+def record(explanation: Explanation, policy: Policy) -> dict[str, Any]:
+    decision = explanation.decision
+    return {
+        "tier": decision.tier,
+        "rule": decision.rule,
+        "reasons": decision.reasons,
+        "if_busy": decision.if_busy,
+        "if_unavailable": decision.contract,
+        "policy": {"file": policy.file, "hash": policy.hash},
+        "signals": signals(explanation),
+        "rules": explanation.rules,
+    }
+
+
+def lines(explanation: Explanation, policy: Policy) -> Iterator[str]:
+    decision = explanation.decision
+    yield f"{click.style(decision.tier, bold=True)}, by the rule `{decision.rule}`"
+    for reason in decision.reasons:
+        yield f"  {reason}"
+    yield f"  if unavailable: {_contract(decision.contract)}"
+    if decision.if_busy is not None:
+        busy = decision.if_busy
+        yield f"  if busy ({busy.waiting} waiting or {busy.kv:.0%} of the KV cache): {busy.use}"
+    yield ""
+    yield "signals"
+    width = max(map(len, explanation.signals))
+    for name, value in explanation.signals.items():
+        shown = "not given" if value is None else _shown(value)
+        unread = "" if name in explanation.used else click.style("  (no rule reads it)", dim=True)
+        yield f"  {name:<{width}} {shown}{unread}"
+    yield ""
+    yield f"rules of {policy.file} ({policy.hash})"
+    for rule in explanation.rules:
+        mark = "*" if rule.held and rule.reached else "+" if rule.held else "-"
+        late = "" if rule.reached else click.style("  (decided before)", dim=True)
+        yield f"  {mark} {rule.name} -> {rule.send}{late}"
+        for reason in rule.reasons:
+            yield f"      {reason}"
+    yield click.style("* decides   + holds too   - does not hold", dim=True)
+
+
+def _contract(contract: Contract) -> str:
+    if contract.kind == "use":
+        return f"use {contract.use}"
+    if contract.kind == "wait":
+        return f"wait {contract.wait:g}s, then {contract.then}"
+    return contract.kind
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
