@@ -9,7 +9,7 @@ import msgspec
 from gateway.config import Bounds
 from gateway.dialects.base import Dialect, Request, bound, named, number, parts_text, read_messages
 from gateway.dialects.body import Body, Fields
-from gateway.dialects.media import check_messages
+from gateway.dialects.bounds import check_said
 from gateway.errors import ANTHROPIC_OVERLOADED, ANTHROPIC_TYPES, GatewayError, InvalidRequest, NothingReady
 from gateway.relay.sse import Usage
 
@@ -46,6 +46,7 @@ _messages = Fields(_Messages)
 
 class AnthropicMessages(Dialect):
     name = "anthropic.messages"
+    said = frozenset({"messages", "system"})
     marker: ClassVar[bytes] = b"event: content_block_delta"
     forwarded = (b"anthropic-version", b"anthropic-beta")
     priority_header = True
@@ -58,8 +59,8 @@ class AnthropicMessages(Dialect):
             raise InvalidRequest("messages is missing", param="messages")
         if not isinstance(system, str | list | None):
             raise InvalidRequest("system must be a string or a list of blocks", param="system")
-        check_messages("messages", messages, bounds.fetch)
-        check_messages("system", system, bounds.fetch)
+        check_said("messages", messages, bounds)
+        check_said("system", system, bounds)
         bound("max_tokens", fields.max_tokens)
         choice = fields.tool_choice
         return Request(

@@ -83,7 +83,8 @@ class Request(msgspec.Struct):
 class Dialect(ABC):
     """Stateless; one instance a process. `marker` is the bytes that stand once in the event of each streamed
     token, and `overhead` how many of them carry no token; `forwarded` are the client's headers that an engine
-    may see, `caps` the fields that bound the output, `tempered` whether it knows a temperature, and
+    may see, `caps` the fields that bound the output, `said`
+    those that hold what is said to the model, `tempered` whether it knows a temperature, and
     `priority_header` whether a priority goes into vLLM's header, since its bodies have no field for it."""
 
     name: ClassVar[str]
@@ -91,13 +92,14 @@ class Dialect(ABC):
     overhead: ClassVar[int] = 0
     forwarded: ClassVar[tuple[bytes, ...]] = ()
     caps: ClassVar[tuple[str, ...]] = ("max_tokens",)
+    said: ClassVar[frozenset[str]] = frozenset({"messages"})
     tempered: ClassVar[bool] = True
     priority_header: ClassVar[bool] = False
 
     def parse(self, body: Body, bounds: Bounds) -> Request:
         """Refuse what would hurt an engine, take out what is the gateway's, read what it needs. Raises
         InvalidRequest, which names the field."""
-        check(body, bounds)
+        check(body, bounds, self.said)
         clean(body)
         return self.read(body, bounds)
 

@@ -11,11 +11,12 @@ from typing import Any
 
 from gateway.config import Bounds
 from gateway.dialects.body import ANY, Body
-from gateway.dialects.scan import exceeds
+from gateway.dialects.media import check_messages
+from gateway.dialects.scan import too_deep, too_many, tree_too_deep
 from gateway.dialects.schemas import Checked, Checker
 from gateway.errors import InvalidRequest
 
-Check = Callable[[str, Any, Body, Bounds], None]
+Check = Callable[[str, Any, Bounds], None]
 
 MAX_TOKEN_ID = (1 << 24) - 1
 """No vocabulary is so large; engines index their logits with a client's ids."""
@@ -37,7 +38,7 @@ def _whole(name: str, value: Any) -> int:
     return value
 
 
-def _answers(name: str, value: Any, _: Body, bounds: Bounds) -> None:
+def _answers(name: str, value: Any, bounds: Bounds) -> None:
     _at_most(name, name, _whole(name, value), bounds.n, "n")
 
 
@@ -50,11 +51,11 @@ def _texts(name: str, value: Any, most: int, setting: str) -> None:
         raise InvalidRequest(f"{name} holds a NUL character", param=name)
 
 
-def _stops(name: str, value: Any, _: Body, bounds: Bounds) -> None:
+def _stops(name: str, value: Any, bounds: Bounds) -> None:
     _texts(name, value, bounds.stop, "stop")
 
 
-def _bad_words(name: str, value: Any, _: Body, bounds: Bounds) -> None:
+def _bad_words(name: str, value: Any, bounds: Bounds) -> None:
     _texts(name, value, bounds.bad_words, "bad_words")
 
 
@@ -64,14 +65,14 @@ def _ids(name: str, value: Any) -> None:
         raise InvalidRequest(f"{name} must hold token ids, 0 to {MAX_TOKEN_ID}", param=name)
 
 
-def _token_ids(name: str, value: Any, _: Body, bounds: Bounds) -> None:
+def _token_ids(name: str, value: Any, bounds: Bounds) -> None:
     if not isinstance(value, list):
         raise InvalidRequest(f"{name} must be a list of token ids", param=name)
     _at_most(name, f"the length of {name}", len(value), bounds.token_ids, "token_ids")
     _ids(name, value)
 
 
-def _logit_bias(name: str, value: Any, _: Body, bounds: Bounds) -> None:
+def _logit_bias(name: str, value: Any, bounds: Bounds) -> None:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object of token ids and numbers", param=name)
     _at_most(name, f"the size of {name}", len(value), bounds.logit_bias, "logit_bias")
@@ -82,23 +83,23 @@ def _logit_bias(name: str, value: Any, _: Body, bounds: Bounds) -> None:
             raise InvalidRequest(f"{name}.{token} must be a number from -{BIAS} to {BIAS}", param=name)
 
 
-def _logprobs(name: str, value: Any, _: Body, bounds: Bounds) -> None:
+def _logprobs(name: str, value: Any, bounds: Bounds) -> None:
     if not isinstance(value, bool):
         _at_most(name, name, _whole(name, value), bounds.logprobs, "logprobs")
 
 
-def _repetition(name: str, value: Any, _: Body, _bounds: Bounds) -> None:
+def _repetition(name: str, value: Any, _bounds: Bounds) -> None:
     # A scan of this length for every token.
     figures: list[Any] = list(value.values()) if isinstance(value, dict) else [None]
     if set(map(type, figures)) - {int} or not all(0 <= figure <= MAX_REPETITION for figure in figures):
         raise InvalidRequest(f"{name} must be an object of integers, 0 to {MAX_REPETITION}", param=name)
 
 
-def _constraint(name: str, value: Any, body: Body, bounds: Bounds) -> None:
+def _constraint(name: str, body: Body, bounds: Bounds) -> None:
     size = body.size(name)
     if size > bounds.schema:
         raise InvalidRequest(f"{name} is {size} bytes, at most {bounds.schema} (bounds.schema)", param=name)
-    _checker(name, body, bounds, lambda checker: CONSTRAINTS[name](checker, value))
+    _once(name, "", body, bounds, CONSTRAINTS[name])
 
 
 CONSTRAINTS: Mapping[str, Callable[[Checker, Any], None]] = {
@@ -117,20 +118,25 @@ CONSTRAINTS: Mapping[str, Callable[[Checker, Any], None]] = {
 }
 
 
-def _tools(name: str, value: Any, body: Body, bounds: Bounds) -> None:
+def _tools(name: str, body: Body, bounds: Bounds) -> None:
     choice = body.get("tool_choice", ANY)
     kind = choice.get("type") if isinstance(choice, dict) else choice
     forced = kind not in (None, "auto", "none")
-    _checker(f"{name} {forced}", body, bounds, lambda checker: checker.tools(value, forced=forced))
+    _once(name, str(forced), body, bounds, lambda checker, value: checker.tools(value, forced=forced))
 
 
-def _checker(how: str, body: Body, bounds: Bounds, check: Callable[[Checker], None]) -> None:
-    name = how.split()[0]
-    key = f"{how} {bounds.schema} {bounds.pattern} {bounds.depth} {bounds.nodes} {bounds.recursion} "
-    _CHECKED.once(key, body.value(name), lambda: check(Checker(name, bounds)))
+def _once(name: str, how: str, body: Body, bounds: Bounds, constrain: Callable[[Checker, Any], None]) -> None:
+    def check() -> None:
+        value = body.get(name, ANY)
+        if tree_too_deep(value, bounds.depth - 1):
+            raise _too_deep(name, bounds)
+        constrain(Checker(name, bounds), value)
+
+    key = f"{name} {how} {bounds.schema} {bounds.pattern} {bounds.depth} {bounds.nodes} {bounds.recursion} "
+    _CHECKED.once(key, body.value(name), check)
 
 
-def _kwargs(name: str, value: Any, _body: Body, _bounds: Bounds) -> None:
+def _kwargs(name: str, value: Any, _bounds: Bounds) -> None:
     if not isinstance(value, dict):
         raise InvalidRequest(f"{name} must be an object", param=name)
     for key, given in value.items():
@@ -141,17 +147,17 @@ def _kwargs(name: str, value: Any, _body: Body, _bounds: Bounds) -> None:
             raise InvalidRequest(f"{name}.{key} must be true, false or a word", param=f"{name}.{key}")
 
 
-def _template(name: str, _value: Any, _body: Body, _bounds: Bounds) -> None:
+def _template(name: str, _value: Any, _bounds: Bounds) -> None:
     raise InvalidRequest(f"{name} is not accepted: the model's own is used", param=name)
 
 
-def _refused(name: str, _value: Any, _body: Body, _bounds: Bounds) -> None:
+def _refused(name: str, _value: Any, _bounds: Bounds) -> None:
     raise InvalidRequest(f"{name} is not accepted: send text", param=name)
 
 
 TEMPLATE_KWARGS = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 
-CHECKS: Mapping[str, Check] = {
+FIGURES: Mapping[str, Check] = {
     "n": _answers,
     "best_of": _answers,
     "stop": _stops,
@@ -166,9 +172,6 @@ CHECKS: Mapping[str, Check] = {
     "prompt_logprobs": _logprobs,
     "n_probs": _logprobs,
     "repetition_detection": _repetition,
-    **dict.fromkeys(CONSTRAINTS, _constraint),
-    "tools": _tools,
-    "functions": _tools,
     "chat_template": _template,
     "chat_template_kwargs": _kwargs,
     **dict.fromkeys(
@@ -193,26 +196,40 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
-def check(body: Body, bounds: Bounds) -> None:
-    """What a body's bytes and its own fields tell. Raises InvalidRequest naming the field."""
-    found = exceeds(body.raw, bounds.depth, bounds.nodes)
-    if found is not None:
-        raise _beyond(body, found, bounds)
-    for name in body.names & CHECKS.keys():
-        CHECKS[name](name, body.get(name, ANY), body, bounds)
+TOOLS = ("tools", "functions")
+CHECKED = FIGURES.keys() | CONSTRAINTS.keys() | set(TOOLS)
 
 
-def _beyond(body: Body, found: str, bounds: Bounds) -> InvalidRequest:
-    """Tells the field that is nested too deeply, or the largest one where values are too many."""
-    names = sorted(body.names, key=body.size, reverse=True)
-    if found == "depth":
-        deep = (name for name in names if exceeds(body.value(name), bounds.depth - 1, bounds.nodes))
-        name = next(deep, None)
-        return InvalidRequest(
-            f"{name} is nested deeper than {bounds.depth} levels (bounds.depth)", param=name
-        )
-    name = next(iter(names), None)
-    return InvalidRequest(f"the body holds more than {bounds.nodes} values (bounds.nodes)", param=name)
+def check(body: Body, bounds: Bounds, said: frozenset[str]) -> None:
+    """What a body's bytes and its fields tell, but for the fields `said`, which a dialect checks when it has
+    decoded them. Raises InvalidRequest naming the field."""
+    raw = body.raw
+    if too_many(raw, bounds.nodes):
+        largest = max(body.names, key=body.size)
+        message = f"the body holds more than {bounds.nodes} values (bounds.nodes)"
+        raise InvalidRequest(message, param=largest)
+    for name in body.names & CHECKED:
+        if name in FIGURES:
+            FIGURES[name](name, body.get(name, ANY), bounds)
+        elif name in TOOLS:
+            _tools(name, body, bounds)
+        else:
+            _constraint(name, body, bounds)
+    if raw.count(b"[") + raw.count(b"{") > bounds.depth:
+        for name in body.names - CHECKED - said:
+            if too_deep(body.value(name), bounds.depth - 1):
+                raise _too_deep(name, bounds)
+
+
+def _too_deep(name: str, bounds: Bounds) -> InvalidRequest:
+    return InvalidRequest(f"{name} is nested deeper than {bounds.depth} levels (bounds.depth)", param=name)
+
+
+def check_said(name: str, messages: object, bounds: Bounds) -> None:
+    """Messages, items of the Responses API, blocks: no address of a medium, no tensor, not too deep."""
+    odd = check_messages(name, messages, bounds.fetch)
+    if odd and tree_too_deep(odd, bounds.depth - 1):
+        raise _too_deep(name, bounds)
 
 
 def check_prompts(name: str, value: object, most: int, setting: str) -> None:

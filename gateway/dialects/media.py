@@ -25,17 +25,21 @@ PORTS = (None, 80, 443)
 Path = tuple[str | int, ...]
 
 
-def check_messages(field: str, messages: object, fetch: Sequence[str]) -> None:
-    """Raises InvalidRequest, `param` being the field, for the first part of a message that does not pass."""
-    if not isinstance(messages, list):
-        return
-    for index, message in enumerate(messages):
+def check_messages(field: str, messages: object, fetch: Sequence[str]) -> list[object]:
+    """Raises InvalidRequest, `param` being the field, for the first part of a message that does not pass.
+    Returns the messages that are more than a role and a text."""
+    odd: list[object] = []
+    if isinstance(messages, dict):
+        messages = [messages]
+    for index, message in enumerate(messages if isinstance(messages, list) else ()):
         if type(message) is dict:
-            if type(message.get("content")) is str and len(message) == 2 and "role" in message:
+            if type(message.get("content")) is str and type(message.get("role")) is str and len(message) == 2:
                 continue
             _part(message, (field, index), fetch)
-        elif type(message) is list:
+        else:
             _parts(message, (field, index), fetch)
+        odd.append(message)
+    return odd
 
 
 def _parts(parts: object, path: Path, fetch: Sequence[str]) -> None:

@@ -10,8 +10,7 @@ import msgspec
 from gateway.config import Bounds
 from gateway.dialects.base import Dialect, Request, bound, named, number, read_messages
 from gateway.dialects.body import OBJECT, Body, Fields
-from gateway.dialects.bounds import check_prompts
-from gateway.dialects.media import check_messages
+from gateway.dialects.bounds import check_prompts, check_said
 from gateway.errors import InvalidRequest
 from gateway.relay.sse import Usage
 from policies.facts import Conversation, Turn
@@ -130,7 +129,7 @@ class OpenAIChat(Dialect):
         messages = fields.messages
         if messages is None:
             raise InvalidRequest("messages is missing", param="messages")
-        check_messages("messages", messages, bounds.fetch)
+        check_said("messages", messages, bounds)
         return _request(body, fields, lambda: read_messages(messages))
 
     def prepare(self, request: Request, served_model: str, priority: int = 0) -> bytes:
@@ -158,6 +157,7 @@ class OpenAIChat(Dialect):
 
 class OpenAICompletions(OpenAIChat):
     name = "openai.completions"
+    said = frozenset({"prompt"})
     overhead: ClassVar[int] = 0
 
     def read(self, body: Body, bounds: Bounds) -> Request:

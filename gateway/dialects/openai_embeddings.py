@@ -9,8 +9,7 @@ import msgspec
 from gateway.config import Bounds
 from gateway.dialects.base import Request, named, read_messages
 from gateway.dialects.body import Body, Fields
-from gateway.dialects.bounds import check_prompts
-from gateway.dialects.media import check_messages
+from gateway.dialects.bounds import check_prompts, check_said
 from gateway.dialects.openai_chat import OpenAIChat, prompt_conversation
 from gateway.errors import InvalidRequest
 
@@ -27,6 +26,7 @@ _embeddings = Fields(_Embeddings)
 
 class OpenAIEmbeddings(OpenAIChat):
     name = "openai.embeddings"
+    said = frozenset({"input", "messages"})
     caps: ClassVar[tuple[str, ...]] = ()
     tempered = False
 
@@ -36,7 +36,7 @@ class OpenAIEmbeddings(OpenAIChat):
         texts, messages = fields.input, fields.messages
         if texts is None and messages is None:
             raise InvalidRequest("input is missing", param="input")
-        check_messages("messages", messages, bounds.fetch)
+        check_said("messages", messages, bounds)
         if texts is not None:
             check_prompts("input", texts, bounds.inputs, "inputs")
         return Request(

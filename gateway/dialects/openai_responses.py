@@ -18,7 +18,7 @@ from gateway.dialects.base import (
     role_of,
 )
 from gateway.dialects.body import Body, Fields
-from gateway.dialects.media import check_messages
+from gateway.dialects.bounds import check_said
 from gateway.errors import GatewayError, InvalidRequest
 from gateway.relay.sse import Usage
 from policies.facts import Conversation, Turn
@@ -66,6 +66,7 @@ _responses = Fields(_Responses)
 
 class OpenAIResponses(Dialect):
     name = "openai.responses"
+    said = frozenset({"input"})
     marker: ClassVar[bytes] = b"event: response.output_text.delta"
     caps = ("max_output_tokens",)
 
@@ -75,7 +76,7 @@ class OpenAIResponses(Dialect):
         items, instructions = fields.input, fields.instructions
         if items is None and fields.prompt is None:
             raise InvalidRequest("input is missing", param="input")
-        check_messages("input", items, bounds.fetch)
+        check_said("input", items, bounds)
         bound("max_output_tokens", fields.max_output_tokens)
         text_format = (fields.text or {}).get("format")
         kind = text_format.get("type") if isinstance(text_format, dict) else None

@@ -1,7 +1,7 @@
-"""How deep and how large a body is, and whether it names a field twice: seen in its bytes, before it is read.
+"""How deep and how large a body is, and whether it names a field twice.
 
-Each question is put to a whole body at once, by operations on bytes that run in C; one that is too short or
-holds too few brackets to break a bound is not looked into.
+Each question is put to all bytes at once, by operations that run in C; what is too short or holds too few
+brackets to break a bound is not looked into.
 """
 
 from __future__ import annotations
@@ -12,43 +12,67 @@ from typing import Any
 
 import msgspec
 
-_STRUCTURE = b'[]{},"'
-_TEXT = bytes(sorted(set(range(256)) - set(_STRUCTURE)))
+_ALL_BUT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 FIELD_SIGNS = len(b'"":,')
 SPACED_SIGNS = len(b'"": , ')
+SMALL = 16 << 10
+_encode = msgspec.json.Encoder().encode
 
 
-def exceeds(raw: bytes, depth: int, nodes: int) -> str | None:
-    """`depth` or `nodes` where valid JSON has more of it. An empty list or object counts as two nodes."""
-    brackets = raw.count(b"[") + raw.count(b"{")
-    # A value takes two bytes with what parts it from the next.
-    many = len(raw) > 2 * nodes and raw.count(b",") + brackets >= nodes
-    if brackets <= depth and not many:
-        return None
-    if b"\\" in raw:
-        raw = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    kept = raw.translate(_ONE_KIND, _TEXT)
-    if many and kept.count(b'"') > 4 * nodes:
-        return "nodes"
-    # Two quotes in a row begin and end nothing that counts: a text without brackets and commas, or two texts.
-    kept = b"".join(kept.replace(b'""', b"").split(b'"')[::2])
-    if many and kept.count(b",") + kept.count(b"[") >= nodes:
-        return "nodes"
-    kept = kept.translate(None, b",")
+def too_deep(raw: bytes, depth: int) -> bool:
+    """Whether valid JSON nests lists and objects more than `depth` levels."""
+    if raw.count(b"[") + raw.count(b"{") <= depth:
+        return False
+    left = _outside(raw).translate(_ONE_KIND, _ALL_BUT_BRACKETS)
     for _ in range(depth):
-        if not kept:
-            return None
-        kept = kept.replace(b"[]", b"")
-    return "depth" if kept else None
+        if not left:
+            return False
+        left = left.replace(b"[]", b"")
+    return bool(left)
+
+
+def too_many(raw: bytes, nodes: int) -> bool:
+    """Whether valid JSON holds more than `nodes` values; an empty list or object counts as two."""
+    # A value takes two bytes with what parts it from the next.
+    if len(raw) <= 2 * nodes or _values(raw) < nodes:
+        return False
+    raw = _unescaped(raw)
+    return raw.count(b'"') > 4 * nodes or _values(_outside(raw)) >= nodes
+
+
+def _values(raw: bytes) -> int:
+    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+
+
+def _outside(raw: bytes) -> bytes:
+    """JSON without its texts."""
+    return b"".join(_unescaped(raw).split(b'"')[::2])
+
+
+def _unescaped(raw: bytes) -> bytes:
+    return raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
+
+
+def tree_too_deep(value: object, depth: int) -> bool:
+    """The same of a value that has been decoded."""
+    level: list[Any] = [value]
+    for _ in range(depth + 1):
+        level = [one for one in level if type(one) is dict or type(one) is list]
+        if not level:
+            return False
+        level = [inner for one in level for inner in (one.values() if type(one) is dict else one)]
+    return True
 
 
 def repeated(raw: bytes, fields: Mapping[str, msgspec.Raw]) -> str | None:
     """The name that the object `raw` gives to more than one of its own fields; `fields` are what it holds
     without them.
 
-    Clients write JSON without blanks, or with those of Python's json: its length tells whether it is that.
+    Clients write JSON without blanks, or with those of Python's json: written again, it would be the same.
     """
+    if len(raw) <= SMALL and _encode(fields) == raw:
+        return None
     values = [memoryview(value) for value in fields.values()]
     size = len(raw) - sum(map(len, fields)) - sum([value.nbytes for value in values])
     if size == 1 + FIELD_SIGNS * len(values):

@@ -7,7 +7,6 @@ with an address, which a validator would fetch.
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -18,7 +17,7 @@ import msgspec
 
 from gateway.config import Bounds
 from gateway.dialects import patterns
-from gateway.dialects.scan import exceeds
+from gateway.dialects.scan import too_deep
 from gateway.errors import InvalidRequest
 
 TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
@@ -52,20 +51,24 @@ def shown(path: Path) -> str:
 
 
 class Checked:
-    """What was found harmless, by its digest: a conversation sends the same tools with every turn."""
+    """What was found harmless: a conversation sends the same tools with every turn.
+
+    Holds hashes, never texts. Python's hash of bytes is SipHash with a key of each process's own, so that
+    nobody outside can make a body whose hash is another's.
+    """
 
     def __init__(self) -> None:
-        self._digests: dict[bytes, None] = {}
+        self._seen: dict[tuple[str, int], None] = {}
 
     def once(self, how: str, raw: bytes, check: Callable[[], None]) -> None:
         """Call `check`, unless it found nothing in the same bytes, `how` being the same."""
-        digest = hashlib.sha256(how.encode() + raw).digest()
-        if digest in self._digests:
+        key = (how, hash(raw))
+        if key in self._seen:
             return
         check()
-        if len(self._digests) >= _KEPT:
-            self._digests.pop(next(iter(self._digests)))
-        self._digests[digest] = None
+        if len(self._seen) >= _KEPT:
+            self._seen.pop(next(iter(self._seen)))
+        self._seen[key] = None
 
 
 class Checker:
@@ -117,13 +120,11 @@ class Checker:
         if not isinstance(value, str):
             return value
         try:
-            raw = value.encode()
-            decoded = msgspec.json.decode(raw)
+            decoded = msgspec.json.decode(value)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             raise self.refuse(path, "must be JSON, nested less deeply") from None
-        found = exceeds(raw, self._bounds.depth, self._bounds.nodes)
-        if found is not None:
-            raise self.refuse(path, f"is beyond bounds.{found}")
+        if too_deep(value.encode(), self._bounds.depth):
+            raise self.refuse(path, f"is nested deeper than {self._bounds.depth} levels (bounds.depth)")
         return decoded
 
     # schemas

@@ -9,8 +9,7 @@ import msgspec
 from gateway.config import Bounds
 from gateway.dialects.base import Dialect, Request, named
 from gateway.dialects.body import Body, Fields
-from gateway.dialects.bounds import check_prompts
-from gateway.dialects.media import check_messages
+from gateway.dialects.bounds import check_prompts, check_said
 from gateway.relay.sse import Usage
 from policies.facts import Conversation
 
@@ -29,10 +28,11 @@ _decode_reply = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 class Tokens(Dialect):
     name = "vllm.tokens"
+    said = frozenset({"messages", "tokens"})
 
     def read(self, body: Body, bounds: Bounds) -> Request:
         fields = _tokens.read(body.raw)
-        check_messages("messages", fields.messages, bounds.fetch)
+        check_said("messages", fields.messages, bounds)
         check_prompts("tokens", fields.tokens or [], bounds.prompts, "prompts")
         return Request(body, named(fields.model), False, lambda: NO_CONVERSATION, output_tokens=0)
 
