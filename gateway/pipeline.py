@@ -86,6 +86,7 @@ class Exchange:
         "_prompt",
         "_read_at",
         "_request",
+        "_sample",
         "_snapshot",
         "_tenant",
         "record",
@@ -101,6 +102,8 @@ class Exchange:
         self._endpoint = NO_ENDPOINT
         self._tenant: Tenant | None = None
         self._request: Request | None = None
+        # Where the conversation falls in an even spread: kept over replies that the engines hold.
+        self._sample: float | None = None
         self._lease: Lease | None = None
         self._decided: Decided | None = None
         self._dispatch: Dispatch | None = None
@@ -199,6 +202,8 @@ class Exchange:
             found = self._gateway.stored.find(request.previous_response_id)
             if found is not None and found[1] != self.record.tenant:
                 raise _no_such_reply(request.previous_response_id)
+            if found is not None:
+                self._sample = found[2]
 
     # measure and decide
 
@@ -209,6 +214,8 @@ class Exchange:
         pinned_tier = self._model(request, tenant)
         snapshot, other = self._snapshot, None
         memo: Memo = {}
+        if self._sample is not None:
+            memo["sample"] = self._sample
         before = gateway.clock()
         headers = HeaderView(self._client.headers)
         name, came = self._endpoint.dialect.name, self.record.started_ns / 1e9
@@ -223,6 +230,7 @@ class Exchange:
                 decision, other = self._beside(snapshot.candidate, facts, memo, decision)
         if gateway.decisions is not None:
             self._decided = Decided(snapshot.fields, facts, memo, decision, other)
+        self._sample = memo.get("sample")
         record = self.record
         record.decide_seconds = gateway.clock() - before
         record.rule = decision.rule
@@ -360,7 +368,8 @@ class Exchange:
         if self._endpoint.dialect.name == "openai.responses":
             match = REPLY_ID.search(data)
             if match is not None:
-                self._gateway.stored.remember(match[1].decode(), record.engine, record.tenant)
+                reply = match[1].decode()
+                self._gateway.stored.remember(reply, record.engine, record.tenant, self._sample)
 
     def head(self, content_type: bytes) -> Head:
         record, request, lease = self.record, self._request, self._lease
@@ -489,7 +498,7 @@ class Exchange:
 
 
 def _estimate(request: Request) -> int:
-    return estimate_prompt(turn.text for turn in request.conversation().turns)
+    return estimate_prompt([turn.text for turn in request.conversation().turns])
 
 
 def _no_such_reply(reply: str) -> GatewayError:

@@ -72,17 +72,18 @@ class RetryBudget:
 
 @dataclass(slots=True)
 class StoredReplies:
-    """Which engine holds which stored reply, and whose it is; the oldest are forgotten."""
+    """Which engine holds which stored reply, whose it is, and where its conversation falls in an even spread
+    (the signal `sample`; None: nobody asked); the oldest are forgotten."""
 
-    _by_id: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
+    _by_id: OrderedDict[str, tuple[str, str, float | None]] = field(default_factory=OrderedDict)
 
-    def remember(self, reply: str, engine: str, tenant: str) -> None:
-        self._by_id[reply] = (engine, tenant)
+    def remember(self, reply: str, engine: str, tenant: str, sample: float | None = None) -> None:
+        self._by_id[reply] = (engine, tenant, sample)
         if len(self._by_id) > MAX_STORED:
             self._by_id.popitem(last=False)
 
-    def find(self, reply: str) -> tuple[str, str] | None:
-        """(engine, tenant) of a reply that is remembered."""
+    def find(self, reply: str) -> tuple[str, str, float | None] | None:
+        """(engine, tenant, sample) of a reply that is remembered."""
         return self._by_id.get(reply)
 
 

@@ -19,6 +19,7 @@ from gateway.cli.prepare import load
 from gateway.config import DEFAULT_FILE, Config
 
 TIMEOUT = 3.0
+DIFFERENCES = 10
 _COLOURS = {"ready": "green", "backoff": "yellow", "failed": "red", "down": "red", "suspect": "yellow"}
 _COLUMNS = ("tier", "engine", "precision", "state", "running", "waiting", "kv", "restarts", "pid", "url")
 
@@ -146,10 +147,38 @@ def describe(body: Mapping[str, Any], trouble: str) -> list[str]:
         )
         if policy.get("reload_error"):
             lines.append(f"the policy could not be reloaded:\n{policy['reload_error']}")
+        lines += _shadow(policy)
         if body.get("restart_needed"):
             lines.append(f"restart needed: {body['config']} was changed, and is read at the start only")
     else:
         lines.append(f"gateway: {trouble}")
+    return lines
+
+
+def _shadow(policy: Mapping[str, Any]) -> list[str]:
+    """The candidate beside the policy, and by which rules it differs."""
+    lines = []
+    shadow = policy.get("shadow")
+    if shadow:
+        rollout = (
+            f"decides {shadow['rollout'] * 100:.6g} % of the conversations"
+            if shadow["rollout"]
+            else "does not act"
+        )
+        decided, moved = shadow["decided"], shadow["moved"]
+        share = f" ({moved / decided:.1%})" if decided else ""
+        lines.append(f"candidate: {shadow['file']} {shadow['hash']}, {rollout}")
+        lines.append(f"  of {decided:,} requests it sends {moved:,}{share} to another tier")
+        for one in shadow["differences"][:DIFFERENCES]:
+            old, new = f"{one['rule']} ({one['tier']})", f"{one['candidate_rule']} ({one['candidate_tier']})"
+            lines.append(f"  {one['requests']:,}: {old} -> {new}")
+        if len(shadow["differences"]) > DIFFERENCES:
+            lines.append(f"  and {len(shadow['differences']) - DIFFERENCES} more ways, with --json")
+        if shadow["failed"]:
+            failed = f"  it failed to decide {shadow['failed']:,} requests: the gateway's log tells why"
+            lines.append(click.style(failed, fg="red"))
+    if policy.get("shadow_error"):
+        lines.append(f"the candidate is refused:\n{policy['shadow_error']}")
     return lines
 
 
