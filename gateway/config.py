@@ -19,6 +19,7 @@ from engines.address import Address
 from engines.spec import EngineSpec, Kind, Timeouts
 from policies import units
 from policies.document import Diagnostic, Document, ProblemsError, convert, load, unknown
+from policies.shipped import SHIPPED_NAME
 
 DEFAULT_FILE = "dualgauge.yaml"
 FIRST_ENGINE_PORT = 8101
@@ -30,7 +31,6 @@ AT_LEAST_NONE = ("stop", "logprobs", "bad_words", "token_ids", "logit_bias")
 # A host name of two labels or more, the last of which begins with a letter: no IP literal of any spelling.
 HOST = r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
 FETCH = re.compile(rf"\*|(?:\*\.)?{HOST}")
-SHIPPED_POLICY = re.compile(r"[a-z]+")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 OTLP = re.compile(r"https?://[^/]")
 ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -233,7 +233,7 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
         raise ProblemsError(problems)
     folder = path.parent
     policy = file.policy
-    if not SHIPPED_POLICY.fullmatch(policy):
+    if not SHIPPED_NAME.fullmatch(policy):
         policy = str(_absolute(folder, policy))
     return Config(
         path=path,

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from gateway.config import SHIPPED_POLICY, Config
+from gateway.config import Config
 from gateway.files import read_text
 from gateway.identity import Known, read_keys
 from gateway.runtime import Gateway, Snapshot, Stamp, Stamps, model_names
@@ -21,11 +21,12 @@ from policies.compile import compile_policy
 from policies.document import Diagnostic, ProblemsError, unknown
 from policies.logged import Fields
 from policies.policy import Policy
-from policies.shipped import SHIPPED, shipped
+from policies.shipped import SHIPPED, SHIPPED_NAME, shipped
 
 logger = logging.getLogger("dualgauge.gateway")
 
-FILE_POLL_SECONDS = 1.0
+FILE_POLL_SECONDS = 0.5
+"""A file that looks the same twice is read: one that is being written is left alone until it is whole."""
 
 
 def read_policy(named: str, config: Config, asked_in: str) -> Policy:
@@ -34,7 +35,7 @@ def read_policy(named: str, config: Config, asked_in: str) -> Policy:
     Raises ProblemsError.
     """
     served = {spec.tier for spec in config.engines}
-    if not SHIPPED_POLICY.fullmatch(named):
+    if not SHIPPED_NAME.fullmatch(named):
         return compile_policy(read_text(Path(named)), named, tiers=config.tiers, served=served)
     if named not in SHIPPED:
         message = unknown("policy", named, SHIPPED)
@@ -88,7 +89,7 @@ def _candidate(live: Policy, config: Config, before: Snapshot | None) -> tuple[C
 
 def _shadow_of(policy: Policy) -> str | None:
     """The candidate that a policy names: a shipped name, or a path, relative to the policy's own file."""
-    if policy.shadow is None or SHIPPED_POLICY.fullmatch(policy.shadow):
+    if policy.shadow is None or SHIPPED_NAME.fullmatch(policy.shadow):
         return policy.shadow
     return str(Path(policy.file).parent / Path(policy.shadow).expanduser())
 
@@ -133,7 +134,7 @@ def _which_file(config: Config, problems: ProblemsError) -> str:
 def _files(config: Config, policy: Policy | None = None) -> list[Path]:
     """Where policy, keys and the candidate of `policy` come from."""
     named = [config.policy, None if policy is None else _shadow_of(policy)]
-    files = [Path(name) for name in named if name is not None and not SHIPPED_POLICY.fullmatch(name)]
+    files = [Path(name) for name in named if name is not None and not SHIPPED_NAME.fullmatch(name)]
     return files if config.keys is None else [*files, config.keys]
 
 
@@ -153,10 +154,13 @@ async def watch_files(gateway: Gateway) -> None:
     """Read again what changes on disk. Runs until it is cancelled."""
     config = gateway.config
     started_with = _stamp(config.path)
+    before = gateway.stamps
     while True:
         await asyncio.sleep(FILE_POLL_SECONDS)
-        if _look(gateway.stamps) != gateway.stamps:
+        now = _look(gateway.stamps)
+        if now == before and now != gateway.stamps:
             reload(gateway)
+        before = now
         changed = _stamp(config.path) != started_with
         if changed and not gateway.restart_needed:
             logger.warning("%s was changed: restart needed, it is read at the start only", config.path)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 
 from policies.document import Diagnostic, ProblemsError
 
 SHIPPED = ("default", "strict", "thrifty")
+SHIPPED_NAME = re.compile(r"[a-z]+")
+"""What is taken for the name of a shipped policy where a path may stand as well."""
 
 
 def shipped(name: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from policies.decision import DEFAULT_KV, DEFAULT_WAITING, Busy, Contract
 from policies.document import Diagnostic, Document, Path, unknown
 from policies.expressions import AllOf, Expression
 from policies.plan import Plan, read_plans
+from policies.shipped import SHIPPED, SHIPPED_NAME
 
 TOP_KEYS = ("version", "classes", "rules", "affinity", "plans", "shadow", "rollout")
 RULE_KEYS = ("name", "when", "send", "if_busy", "if_unavailable", "priority", "trace", "cap", "set")
@@ -83,6 +84,8 @@ class _Reader(ConditionReader):
         if shadow is not None and (not isinstance(shadow, str) or not shadow.strip()):
             self.problem(("shadow",), "`shadow` is the file of a candidate, or the name of a shipped policy")
             shadow = None
+        elif shadow is not None and SHIPPED_NAME.fullmatch(shadow) and shadow not in SHIPPED:
+            self.problem(("shadow",), unknown("policy", shadow, SHIPPED))
         if top.get("rollout") is not None:
             try:
                 rollout = units.share(top["rollout"])
