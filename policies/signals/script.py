@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-SAMPLE = 80
+SAMPLE = 40
 
 # Where each run of letters of one script begins, by code point (block list of Unicode 16).
 _RUNS = (
@@ -34,7 +34,8 @@ def script_of(text: str) -> str:
     Han with some kana is `japanese`; a text without letters is `none`.
     """
     if text.isascii():
-        return "latin" if text[:SAMPLE].upper() != text[:SAMPLE].lower() else NONE
+        ends = text if len(text) <= 2 * SAMPLE else text[:SAMPLE] + text[-SAMPLE:]
+        return "latin" if ends.upper() != ends.lower() else NONE
     counts: dict[str, int] = {}
     for character in text[:: len(text) // SAMPLE + 1]:
         run = bisect_right(_STARTS, ord(character)) - 1
