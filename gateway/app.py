@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from engines.health import Schedule, Watch
 from engines.spec import EngineSpec
 from gateway.admin import admin_app
 from gateway.config import Config
+from gateway.limits import Store
 from gateway.limits.memory import MemoryStore
 from gateway.pipeline import Exchange
 from gateway.relay.client import AsgiClient, Client, Receive, Scope, Send
@@ -41,7 +42,7 @@ def build(config: Config, tracer: Tracer | None = None) -> Gateway:
     clock = time.monotonic
     rand = random.Random()  # noqa: S311 - ids and sampling, no secrets
     fleet = Fleet(config.engines, config.tiers)
-    store = MemoryStore(clock)
+    store = _store(config, clock, rand)
     stamps: Stamps = {}
     snapshot, problem = read_snapshot(config, stamps=stamps)
     metrics = Metrics(fleet, store)
@@ -73,6 +74,16 @@ def _decisions(config: Config, metrics: Metrics) -> Decisions | None:
         return None
     log = DecisionLog(Path(part.path), part.size, part.keep, metrics.decisions_dropped)
     return Decisions(log, measure_all=part.signals == "all")
+
+
+def _store(config: Config, clock: Callable[[], float], rand: random.Random) -> Store:
+    if config.limits.store == "memory":
+        return MemoryStore(clock)
+    # Where leases are in memory, nothing of Redis's client is loaded.
+    from gateway.limits.redis import RedisStore
+
+    process = f"{rand.getrandbits(64):016x}"
+    return RedisStore(config.limits, workers=config.workers, process=process, clock=clock)
 
 
 def _idle_seconds(spec: EngineSpec) -> float:
@@ -116,7 +127,8 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         asyncio.create_task(watch_lag(gateway.metrics.lag, gateway.clock), name="lag"),
     ]
     try:
-        yield gateway
+        async with gateway.store.running():
+            yield gateway
     finally:
         for task in tasks:
             task.cancel()

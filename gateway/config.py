@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -32,6 +33,7 @@ AT_LEAST_NONE = ("stop", "logprobs", "bad_words", "token_ids", "logit_bias")
 HOST = r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
 FETCH = re.compile(rf"\*|(?:\*\.)?{HOST}")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
+STORE = re.compile(r"rediss?(\+sentinel|\+cluster)?|unix")
 OTLP = re.compile(r"https?://[^/]")
 ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
@@ -139,6 +141,7 @@ class LimitsPart(Part, frozen=True):
     on_store_failure: OnStoreFailure = "local"
     timeout: Seconds = Seconds(0.05)
     processes: Literal["auto"] | int = "auto"
+    waiting: int = 1000
 
 
 class Telemetry(Part, frozen=True):
@@ -330,6 +333,33 @@ def _decode(kind: Any, value: Any) -> Any:
     raise NotImplementedError(f"no way to read a {kind}")
 
 
+def _store_problem(store: str) -> str | None:
+    """What is wrong with a store's URL. It may hold a password, so it is not repeated."""
+    if store == "memory":
+        return None
+    parts = urlsplit(store)
+    if not STORE.fullmatch(parts.scheme):
+        return (
+            "write `memory`, or where Redis is: redis://host:6379/0, rediss://host:6379, "
+            "unix:///run/redis.sock, redis+sentinel://host:26379/name, redis+cluster://host:6379"
+        )
+    if parts.scheme == "unix":
+        return None if parts.path.startswith("/") else "a socket has an absolute path: unix:///run/redis.sock"
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    if len(hosts) > 1 and "+" not in parts.scheme:
+        return "several hosts are Sentinels or a cluster: redis+sentinel://a,b/name or redis+cluster://a,b"
+    try:
+        read = [urlsplit(f"//{host}") for host in hosts]
+        valid = all(host.hostname and host.port != 0 for host in read)
+    except ValueError:
+        valid = False
+    if not valid:
+        return "each host is a name or an address, with a port perhaps: host:6379"
+    if parts.scheme.endswith("+sentinel") and not parts.path.strip("/"):
+        return "Sentinels are asked for a master by its name: redis+sentinel://host:26379/mymaster"
+    return None
+
+
 class _Checks:
     """What types cannot say: names, references between keys, and what would be unsafe."""
 
@@ -363,14 +393,26 @@ class _Checks:
             found.append(self._at(("workers",), "at least 1"))
         if file.workers > 1:
             found.append(self._at(("workers",), "this version runs one gateway process: leave `workers` out"))
-        if file.limits.store != "memory":
-            found.append(self._at(("limits", "store"), "this version knows one store, `memory`"))
+        found.extend(self._limits())
         if file.telemetry.capture_content:
             message = "this version puts no prompts or replies into traces"
             found.append(self._at(("telemetry", "capture_content"), message))
         found.extend(self._figures())
         for index, engine in enumerate(file.engines):
             found.extend(self._engine(index, engine))
+        return found
+
+    def _limits(self) -> list[Diagnostic]:
+        limits, found = self._file.limits, []
+        problem = _store_problem(limits.store)
+        if problem is not None:
+            found.append(self._at(("limits", "store"), problem))
+        if limits.processes != "auto" and limits.processes < 1:
+            found.append(self._at(("limits", "processes"), "at least 1, or `auto`"))
+        if limits.timeout < 0.001:
+            found.append(self._at(("limits", "timeout"), "at least 1ms"))
+        if limits.waiting < 1:
+            found.append(self._at(("limits", "waiting"), "at least 1"))
         return found
 
     def _figures(self) -> list[Diagnostic]:

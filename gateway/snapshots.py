@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from gateway.config import Config
@@ -36,11 +36,25 @@ def read_policy(named: str, config: Config, asked_in: str) -> Policy:
     """
     served = {spec.tier for spec in config.engines}
     if not SHIPPED_NAME.fullmatch(named):
-        return compile_policy(read_text(Path(named)), named, tiers=config.tiers, served=served)
+        policy = compile_policy(read_text(Path(named)), named, tiers=config.tiers, served=served)
+        _check_models(policy, model_names(config))
+        return policy
     if named not in SHIPPED:
         message = unknown("policy", named, SHIPPED)
         raise ProblemsError([Diagnostic(asked_in, 1, 1, "error", message)])
     return compile_policy(*shipped(named), tiers=config.tiers, served=served)
+
+
+def _check_models(policy: Policy, names: Collection[str]) -> None:
+    """A limit of a model that nobody can ask for would never hold."""
+    wrong = [
+        Diagnostic(policy.file, *limits.at, "error", unknown("model", model, names))
+        for plan in policy.plans.values()
+        for model, limits in plan.models.items()
+        if model not in names
+    ]
+    if wrong:
+        raise ProblemsError(wrong)
 
 
 def read_snapshot(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import msgspec
@@ -62,8 +64,11 @@ class Store(Protocol):
     def fallbacks(self) -> int:
         """How many reservations were made elsewhere, by `on_store_failure`, since the start."""
 
-    async def run(self) -> None:
-        """The store's own work beside requests; ends when it is cancelled, with nothing left open."""
+    def on_end(self, hook: Callable[[str], None]) -> None:
+        """`hook` is told of each lease that ends: the `root` of its course."""
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """The store's own work beside requests; ends with nothing left open."""
 
 
 async def claim(promise: asyncio.Future[Lease]) -> Lease:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 
 from gateway.limits import Ask
@@ -96,10 +96,10 @@ class MemoryLease:
 class MemoryStore:
     """`clock` is monotonic, in seconds. `leases` counts what is reserved and not yet settled."""
 
-    def __init__(self, clock: Callable[[], float], on_end: Callable[[str], None] | None = None) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.leases = 0
-        self.on_end = on_end
+        self._ended: Callable[[str], None] | None = None
         self._holders: dict[str, Holder] = {}
         self._tracks: dict[tuple[str, str, str, str], _Track] = {}
 
@@ -112,8 +112,11 @@ class MemoryStore:
     def fallbacks(self) -> int:
         return 0  # it cannot fail, so nothing ever takes its place
 
-    async def run(self) -> None:
-        await asyncio.Event().wait()
+    def on_end(self, hook: Callable[[str], None]) -> None:
+        self._ended = hook
+
+    def running(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
 
     def usage(self) -> Mapping[str, Mapping[str, float]]:
         """What each holder has left, by dimension, and its requests in flight."""
@@ -187,8 +190,8 @@ class MemoryStore:
                 _put(bucket, (cached * saved - used * weight) * (bucket.amount / limit), now)
             for bucket, _, weight, _, limit in track.parts:
                 _put(bucket, reserved * weight * (bucket.amount / limit), now)
-        if self.on_end is not None:
-            self.on_end(course.root)
+        if self._ended is not None:
+            self._ended(course.root)
 
 
 def _put(bucket: Bucket, amount: float, now: float) -> None:

@@ -70,7 +70,29 @@ INVALID = [
     (HEAD + "listen: 127.0.0.1:8081\n", "3:9: error: port 8081 is both `listen`'s and `admin`'s"),
     (HEAD + "workers: 0\n", "3:10: error: at least 1"),
     (HEAD + "workers: 2\n", "3:10: error: this version runs one gateway process"),
-    (HEAD + "limits: {store: redis://h}\n", "3:17: error: this version knows one store, `memory`"),
+    (
+        HEAD + "limits: {store: reddis://h}\n",
+        "3:17: error: write `memory`, or where Redis is: redis://host:6379/0, ",
+    ),
+    (
+        HEAD + "limits: {store: redis+sentinel://h:1}\n",
+        "3:17: error: Sentinels are asked for a master by its name: redis+sentinel://host:26379/mymaster",
+    ),
+    (
+        HEAD + "limits: {store: 'redis://a,b'}\n",
+        "3:17: error: several hosts are Sentinels or a cluster: redis+sentinel://a,b/name or redis+cluster://a,b",
+    ),
+    (
+        HEAD + "limits: {store: redis://h:x}\n",
+        "3:17: error: each host is a name or an address, with a port perhaps: host:6379",
+    ),
+    (
+        HEAD + "limits: {store: unix://redis.sock}\n",
+        "3:17: error: a socket has an absolute path: unix:///run/redis.sock",
+    ),
+    (HEAD + "limits: {processes: 0}\n", "3:21: error: at least 1, or `auto`"),
+    (HEAD + "limits: {timeout: 0s}\n", "3:19: error: at least 1ms"),
+    (HEAD + "limits: {waiting: 0}\n", "3:19: error: at least 1"),
     (HEAD + "telemetry: {capture_content: true}\n", "3:30: error: this version puts no prompts or replies"),
     (HEAD + "workers: two\n", "3:10: error: expected `int`, got `str`"),
     (

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from policies.document import ProblemsError
 from policies.signals.tokens import estimate_prompt
 from tests.support.client import Reply, Wire, ask, until
 from tests.support.engine import FakeEngine, engines, hang, reply, reset, stream
-from tests.support.serving import Served, serving
+from tests.support.serving import Served, make, serving
 from tests.support.shapes import CHAT, IDS, SHAPES, Shape, check_error, events
 
 
@@ -234,3 +235,66 @@ async def test_keys_have_limits_of_their_own(tmp_path: Path) -> None:
             return [answer.status for answer in answers].count(200)
 
         assert [await admitted(key) for key in ("sk-a", "sk-b", "sk-c")] == [1, 2, 1]
+
+
+async def test_an_organisations_limit_is_shared_by_its_keys(tmp_path: Path) -> None:
+    text = policy("requests: 9/day").replace("}}\n", "}, team: {requests: 3/day}}\n")
+    keys = (
+        "organisations: [{name: acme, plan: team}]\n"
+        "keys:\n"
+        "- {name: a, key: sk-a, organisation: acme}\n"
+        "- {name: b, key: sk-b, organisation: acme}\n"
+        "- {name: c, key: sk-c}\n"
+    )
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=text, keys=keys) as served:
+
+        async def asked(key: str) -> Reply:
+            return await ask(served.port, CHAT.path, CHAT.ask(), headers={"x-api-key": key})
+
+        statuses = [(await asked(key)).status for key in ("sk-a", "sk-b", "sk-a")]
+        assert statuses == [200, 200, 200]
+        assert "plan `team`" in check_error(await asked("sk-b"), 429, code="rate_limit_exceeded")
+        assert (await asked("sk-c")).status == 200
+
+
+async def test_a_limit_of_a_model_that_nobody_can_ask_for_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProblemsError) as caught:
+        make(tmp_path, {"fast": "http://127.0.0.1:1"}, policy=policy("models: {smollm3: {requests: 1/min}}"))
+    (problem,) = caught.value.diagnostics
+    assert (problem.line, problem.column) == (3, 28)
+    assert "did you mean `smollm2`?" in problem.message
+
+
+async def test_a_pinned_name_has_a_limit_of_its_own(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    plan = policy('models: {"smollm2:fast": {requests: 1/day}}')
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
+        pinned = CHAT.ask(model="smollm2:fast")
+        assert (await ask(served.port, CHAT.path, pinned)).status == 200
+        check_error(await ask(served.port, CHAT.path, pinned), 429, code="rate_limit_exceeded")
+        assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
+
+
+async def test_a_degraded_answer_is_charged_as_what_it_was(tmp_path: Path) -> None:
+    fast, exact = FakeEngine(used(100, 50)), FakeEngine()
+    text = policy("tokens: 10k/day, exact_tokens: 1k/day, weights: {exact: 4}")
+    text = text.replace("send: fast, if_unavailable: fail", "send: exact, if_unavailable: degrade")
+    tiers = {"fast": fast, "exact": exact}
+    async with engines(fast, exact), serving(tmp_path, tiers, policy=text) as served:
+        served.mark("exact-0", "down")
+        answer = await ask(served.port, CHAT.path, CHAT.ask(max_tokens=200))
+        assert answer.headers["x-dualgauge-degraded"] == "true"
+        await until(lambda: served.clean)
+        assert 9850 <= left(served)["tokens"] < 9851
+        assert left(served)["exact_tokens"] == 1000
+
+
+async def test_a_request_over_a_whole_limit_is_told_what_is_left(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=policy("tokens: 2000/min")) as served,
+    ):
+        answer = await ask(served.port, CHAT.path, CHAT.ask(max_tokens=10_000))
+        assert answer.headers["x-ratelimit-remaining-tokens"] == "2000"
