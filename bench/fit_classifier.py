@@ -97,7 +97,7 @@ def row_text(row: Mapping[str, Any]) -> Text:
 
 
 def examples_of(texts: Iterable[Text], words: Words = WORDS) -> list[Example]:
-    return [Example(measure(one.text, words), one.code, one.math, one.weight) for one in texts]
+    return [Example(measure(excerpt(one.text), words), one.code, one.math, one.weight) for one in texts]
 
 
 def fit(examples: Sequence[Example]) -> Model:
@@ -215,7 +215,8 @@ def main() -> None:
     model = fit(examples_of([*own_texts(), *kept]))
     code, math, _ = model
     names = (BIAS, *NAMES)
-    weights = dict(zip(names, zip((code.bias, *code.features), (math.bias, *math.features)), strict=True))
+    pairs = zip((code.bias, *code.features), (math.bias, *math.features), strict=True)
+    weights = dict(zip(names, pairs, strict=True))
     words = {word.decode(): (code.words[word], math.words[word]) for word in sorted(code.words)}
     lines = ",\n".join(
         f'"{key}": {{\n'

@@ -12,7 +12,7 @@ from importlib import resources
 from math import exp
 from typing import NamedTuple
 
-from policies.signals.features import NAMES, VERSION, Features, measure
+from policies.signals.features import NAMES, VERSION, Features, excerpt, measure
 
 FILE = "weights.json"
 BIAS = "bias"
@@ -83,8 +83,8 @@ def score(features: Features, model: Model) -> Scores:
 
 
 def scores(text: str) -> Scores:
-    """How far a text asks for code and for maths."""
-    return score(measure(text), shipped_model())
+    """How far a text asks for code and for maths; a long one is read at its head and its tail."""
+    return score(measure(excerpt(text)), shipped_model())
 
 
 def _logistic(value: float) -> float:

@@ -24,6 +24,9 @@ HEAD = 500
 TAIL = 400
 """Bytes of UTF-8 that are read of a long text, about: a character of three says as much as three of one."""
 
+LONG = 300
+"""Bytes from which on it pays to shorten runs of letters before patterns are counted: none looks into one."""
+
 NEAR = 5
 NEAR_TOKENS = 100
 MOST = 50
@@ -124,6 +127,7 @@ _WEAK = tuple(_AT[name] for name in ("code_noun_or_not", "language_or_not"))
 _OTHER, _MATH, _QUANTITY, _NUMBER, _HOW_MANY = (
     _AT[name] for name in ("other", "math", "quantity", "number_word", "how_many")
 )
+_SHOWN_NUMBER, _MONEY = _AT["shown_number"], _AT["money"]
 _LETTERS = frozenset(letter.encode() for letter in "bcdefghjklmnpqrstuvwxyz")
 _YEAR_NUMBERS = frozenset(str(year).encode() for year in range(1400, 2101))
 _IN = frozenset("in en em using with mit avec con usando w на в på med dans di do".encode().split())
@@ -160,18 +164,16 @@ class Words(NamedTuple):
     languages: frozenset[bytes]
     code: frozenset[bytes]
     asking: frozenset[bytes]
+    code_or_asking: frozenset[bytes]
 
 
 def words_of(lexicon: Lexicon) -> Words:
     def of(*columns: int) -> frozenset[bytes]:
         return frozenset(w for w, among in lexicon.words.items() if not set(columns).isdisjoint(among))
 
-    return Words(
-        lexicon,
-        languages=of(_AT["language_or_not"], _AT["language_likely"]),
-        code=of(*_STRONG, *_WEAK),
-        asking=of(_AT["ask"]),
-    )
+    code, asking = of(*_STRONG, *_WEAK), of(_AT["ask"])
+    languages = of(_AT["language_or_not"], _AT["language_likely"])
+    return Words(lexicon, languages, code, asking, code | asking)
 
 
 WORDS = words_of(lexicon())
@@ -193,7 +195,6 @@ def _by_mark() -> dict[int, tuple[bytes, int, tuple[tuple[bytes, int], ...]]]:
 
 _BY_MARK = _by_mark()
 _WITHOUT = _BY_MARK.pop(0)[2]
-_NUMBER_STARTS = (b" 0", b"$0", b"h0", b"(0", b"\n0")
 _WIDE_QUESTION = "？".encode()  # noqa: RUF001
 _SQL = (
     b"SELECT ",
@@ -220,12 +221,19 @@ def excerpt(text: str) -> str:
 
 
 def measure(text: str, words: Words = WORDS) -> Features:
-    """The features of a text; a long one is read at its head and its tail."""
-    text = excerpt(text)
+    """The features of a whole text; of a long one take `excerpt` first."""
     counts, tokens, known = words.lexicon.count(text)
-    values = {column: _LOG[min(count, MOST)] for column, count in enumerate(counts) if count}
+    values = {
+        column: _LOG[count] if count < MOST else _LOG[MOST] for column, count in enumerate(counts) if count
+    }
     raw = text.encode("utf-8", "surrogatepass")
     shape = raw.translate(_CLASSES)
+    length = len(shape) or 1
+    if b"h" in shape:
+        values[_NOT_ASCII] = 1.0
+        shape = shape.replace(b"hhhhhh", b"h").replace(b"hhh", b"h")
+    if len(shape) > LONG:
+        shape = shape.replace(b"aaaa", b"a").replace(b"aa", b"a")
     marks = shape.translate(None, _PLAIN)
     symbols = marks.translate(None, _NO_SYMBOLS)
     found: dict[int, int] = {}
@@ -242,15 +250,12 @@ def measure(text: str, words: Words = WORDS) -> Features:
                     found[index] = found.get(index, 0) + count
     for index, count in found.items():
         values[index] = _LOG[count] if count < MOST else _LOG[MOST]
-    length = len(shape) or 1
     size = max(len(tokens), length // 12) or 1
     values[_WORDS] = log1p(size) / 4
     if symbols:
         values[_SYMBOL_DENSITY] = min(1.0, 5 * len(symbols) / length)
     if lines := marks.count(b"\n"):
         values[_LINES] = log1p(lines)
-    if b"h" in shape:
-        values[_NOT_ASCII] = 1.0
     if counts[_OTHER]:
         values[_OTHER_DENSITY] = min(1.0, 4 * counts[_OTHER] / size)
     if b"AAAAA" in shape and any(word in raw for word in _SQL):
@@ -260,7 +265,9 @@ def measure(text: str, words: Words = WORDS) -> Features:
     _weigh_code(values, counts, size)
     if not words.code.isdisjoint(known):
         _look_around(values, tokens, words)
-    _weigh_numbers(values, counts, shape, marks.count(b"0"), known)
+    _weigh_numbers(values, counts, _numbers_shown(shape, marks, found), known)
+    if digits := marks.count(b"0"):
+        values[_NUMBER_DENSITY] = min(1.0, 5 * digits / length)
     if b"?" in symbols or (_NOT_ASCII in values and _WIDE_QUESTION in raw):
         values[_ASKED] = 1.0
         if _NUMBERS in values:
@@ -279,17 +286,24 @@ def _weigh_code(values: Values, counts: list[int], size: int) -> None:
             values[_CODE_TWICE] = 1.0
 
 
-def _weigh_numbers(
-    values: Values, counts: list[int], shape: bytes, digits: int, known: frozenset[bytes]
-) -> None:
+def _numbers_shown(shape: bytes, marks: bytes, found: Mapping[int, int]) -> int:
+    """Numbers in digits that begin after a blank, a letter of another script, $, ( or a line break."""
+    if b"0" not in marks:
+        return 0
+    shown = found.get(_SHOWN_NUMBER, 0) + found.get(_MONEY, 0)
+    if b"(" in marks:
+        shown += shape.count(b"(0")
+    if b"\n" in marks:
+        shown += shape.count(b"\n0")
+    return shown
+
+
+def _weigh_numbers(values: Values, counts: list[int], shown: int, known: frozenset[bytes]) -> None:
     """Numbers, single letters, and how they meet words of sums and of maths."""
-    numbers = counts[_NUMBER]
-    if digits:
-        numbers += sum(map(shape.count, _NUMBER_STARTS))
-        values[_NUMBER_DENSITY] = min(1.0, 5 * digits / len(shape))
-        if years := len(known & _YEAR_NUMBERS):
-            values[_YEARS] = float(min(3, years))
-            numbers -= years
+    numbers = counts[_NUMBER] + shown
+    if shown and (years := len(known & _YEAR_NUMBERS)):
+        values[_YEARS] = float(min(3, years))
+        numbers -= years
     if letters := min(6, len(known & _LETTERS)):
         values[_LETTER] = log1p(letters)
     if numbers > 0:
@@ -307,18 +321,18 @@ def _look_around(values: Values, tokens: list[bytes], words: Words) -> None:
     """How often a word of code closely follows a word of asking, and whether a language is named as what
     something is written in.
     """
-    _, languages, code, asking = words
+    languages, code, either = words.languages, words.code, words.code_or_asking
     near, last = 0, -NEAR - 1
-    before = b""
     for index, token in enumerate(tokens[:NEAR_TOKENS]):
+        if token not in either:
+            continue
         if token in code:
             if index - last <= NEAR:
                 near += 1
                 last = -NEAR - 1
-            if before in _IN and token in languages:
+            if index and token in languages and tokens[index - 1] in _IN:
                 values[_NAMED_LANGUAGE] = 1.0
-        elif token in asking:
+        else:
             last = index
-        before = token
     if near:
         values[_ASKS_FOR_CODE] = float(min(near, 3))

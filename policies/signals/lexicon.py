@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,12 +13,14 @@ PREFIX = 6
 _KEPT = frozenset(b"_+#")
 _BLANKS = bytes(byte if byte >= 0x80 or chr(byte).isalnum() or byte in _KEPT else 0x20 for byte in range(256))
 _ONLY_ASCII = bytes(byte if byte < 0x80 else 0x20 for byte in _BLANKS)
-_MARKS = tuple(mark.encode() for mark in "\u2019\u201c\u201d\u201e\u2014\u2013\u00ab\u00bb\u00bf\u00a1")
+_MARKS = tuple(mark.encode() for mark in "\u2019\u201c\u201d\u201e\u2014\u2013")
+_LATIN_MARKS = tuple(mark.encode() for mark in "\u00ab\u00bb\u00bf\u00a1")
 # The Arabic article, alone and after "and", "by" and "for": words are looked up without it.
 _ARTICLES = tuple(f" {article}".encode() for article in ("وال", "بال", "لل", "ال"))
 _C2, _E280 = b"\xc2", b"\xe2\x80"  # with which each of them begins
 _UNSPACED_LEADS = tuple(bytes((lead,)) for lead in (0xE0, *range(0xE3, 0xEA)))
 _GREEK_AND_ON = 0x0370
+_GREEK_BYTES = 0xCD
 _LATIN_AGAIN = 0x1E00
 _THAI = range(0x0E00, 0x0E80)
 _KANA_AND_HAN = range(0x3040, 0xA000)
@@ -29,9 +30,8 @@ _KANA_AND_HAN = range(0x3040, 0xA000)
 class Lexicon:
     """Terms in UTF-8, each with the columns (of `subjects`) that it counts for.
 
-    `words` are whole tokens; `phrases` go by their rarest token; `stems`, the beginnings of words in other
-    scripts than Latin, by their first PREFIX bytes, and with them the phrases that begin so; `pieces` of
-    unspaced scripts go by their first character.
+    `words` are whole tokens; `phrases` go by their longest token; `stems`, the beginnings of words in other
+    scripts than Latin, by their first PREFIX bytes; `pieces` of unspaced scripts by their first character.
     """
 
     subjects: tuple[str, ...]
@@ -59,8 +59,8 @@ class Lexicon:
         for word in known & self.word_set:
             for column in self.words[word]:
                 counts[column] += 1
-        for rarest in known & self.phrase_set:
-            for phrase, others, column in self.phrases[rarest]:
+        for longest in known & self.phrase_set:
+            for phrase, others, column in self.phrases[longest]:
                 if others <= known and phrase in padded:
                     counts[column] += 1
         return counts, tokens, known
@@ -68,10 +68,7 @@ class Lexicon:
     def _count_others(self, text: str, padded: bytes, known: Iterable[bytes], counts: list[int]) -> None:
         stems, none = self.stems, ()
         found = {
-            term
-            for word in known
-            for term in stems.get(word[:PREFIX], none)
-            if word.startswith(term[0]) or (b" " in term[0] and term[0] in padded)
+            term for word in known for term in stems.get(word[:PREFIX], none) if word.startswith(term[0])
         }
         for _, column in found:
             counts[column] += 1
@@ -86,8 +83,11 @@ class Lexicon:
 
 def _spaced(raw: bytes) -> tuple[bytes, list[bytes]]:
     """Text with blanks for punctuation, and its tokens: ASCII words stand alone beside unspaced scripts."""
-    if _C2 in raw or _E280 in raw:
+    if _E280 in raw:
         for mark in _MARKS:
+            raw = raw.replace(mark, b" ")
+    if _C2 in raw:
+        for mark in _LATIN_MARKS:
             raw = raw.replace(mark, b" ")
     padded = b" " + raw.translate(_BLANKS) + b" "
     if b"\xd8" in padded or b"\xd9" in padded:
@@ -141,7 +141,9 @@ def build(entries: Iterable[tuple[str, str]]) -> Lexicon:
         if any(point in _THAI or point in _KANA_AND_HAN for point in points):
             pieces.setdefault(term[0], set()).add((term, column))
         elif points[0] >= _GREEK_AND_ON and points[0] not in range(_LATIN_AGAIN, 0x2000):
-            if raw.endswith(b" ") and not spaced:
+            if spaced:
+                phrases.add((raw, column))
+            elif raw.endswith(b" "):
                 words.setdefault(raw.strip(), set()).add(column)
             else:
                 stems.setdefault(raw[:PREFIX], set()).add((raw, column))
@@ -149,27 +151,31 @@ def build(entries: Iterable[tuple[str, str]]) -> Lexicon:
             phrases.add((raw.strip(), column))
         else:
             words.setdefault(raw.strip(), set()).add(column)
-    by_rarest = _by_rarest(phrases)
+    by_longest = _by_longest(phrases)
     return Lexicon(
         tuple(subjects),
         {word: tuple(sorted(columns)) for word, columns in words.items()},
-        by_rarest,
+        by_longest,
         {start: tuple(sorted(terms)) for start, terms in stems.items()},
         {start: tuple(sorted(terms)) for start, terms in pieces.items()},
         frozenset(words),
-        frozenset(by_rarest),
+        frozenset(by_longest),
         frozenset(pieces),
     )
 
 
-def _by_rarest(
+def _by_longest(
     phrases: Iterable[tuple[bytes, int]],
 ) -> dict[bytes, tuple[tuple[bytes, frozenset[bytes], int], ...]]:
-    """Phrases by the one of their words that fewest phrases have (of those, the longest), with the others."""
-    uses = Counter(word for phrase, _ in phrases for word in set(phrase.split()))
+    """Phrases by their longest word, which is seldom a common one, with the others.
+
+    The last word of a phrase in another script than Latin may go on, unless the phrase ends with a blank.
+    """
     found: dict[bytes, list[tuple[bytes, frozenset[bytes], int]]] = {}
     for phrase, column in sorted(phrases):
         tokens = phrase.split()
-        rarest = min(tokens, key=lambda word: (uses[word], -len(word)))
-        found.setdefault(rarest, []).append((phrase, frozenset(tokens) - {rarest}, column))
-    return {rarest: tuple(some) for rarest, some in found.items()}
+        if phrase[0] >= _GREEK_BYTES and not phrase.endswith(b" "):
+            tokens.pop()
+        longest = max(tokens, key=len)
+        found.setdefault(longest, []).append((phrase, frozenset(tokens) - {longest}, column))
+    return {longest: tuple(some) for longest, some in found.items()}

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Seen(Generic[T]):
-    """A pure function of a text, remembered for the `most` texts that came first to be forgotten last.
+    """A pure function of a text, remembered for the `most` texts that were measured last.
 
     Holds hashes, never texts. Python's hash of a text has 64 bits and a seed of each process's own.
     """

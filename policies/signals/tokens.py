@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 
 from policies.signals.seen import Seen
 
-SAMPLE = 6000
-"""Characters that are looked at in all: of longer prompts, the head and the middle of each turn."""
+SAMPLES = ((2, 4000), (8, 1500), (32, 400))
+"""Up to so many turns, so many characters are looked at of each: of longer ones, the head and the middle. In
+steps, so that the turns of a growing conversation are seldom looked at anew."""
 
-LEAST = 200
-"""Characters that are looked at of each turn, however many there are."""
+LEAST = 120
+"""Characters that are looked at of each turn of longer conversations."""
 
 OVERHEAD = 4
 
@@ -68,7 +69,8 @@ WEIGHTS: Sequence[float] = (
 )
 
 
-_WEIGHT_OF = dict(zip(KINDS.encode(), WEIGHTS, strict=False))
+# The frequent ones first: where nothing is left, the rest need not be looked for.
+_OTHERS = tuple((kind.encode(), WEIGHTS[KINDS.index(kind)]) for kind in ".Anch0kgpirle")
 _LOWER, _BLANK = WEIGHTS[0], WEIGHTS[KINDS.index(" ")]
 _PAIRS, _FOREIGN = WEIGHTS[-2:]
 
@@ -88,36 +90,45 @@ def features(text: str) -> list[float]:
 
 def estimate_tokens(text: str) -> int:
     """Tokens of one text; a long one is read at its head and in its middle."""
-    return round(_estimate(text, SAMPLE))
+    return round(_estimate(text, SAMPLES[0][1]))
 
 
 def estimate_prompt(texts: Iterable[str]) -> int:
     """Tokens of a prompt: those of its turns, and OVERHEAD for the role and marks of each."""
     turns = list(texts)
-    share = max(LEAST, SAMPLE // (len(turns) or 1))
-    return round(sum(_estimate(text, share) for text in turns) + OVERHEAD * len(turns))
+    count = len(turns)
+    most = next((size for up_to, size in SAMPLES if count <= up_to), LEAST)
+    total = float(OVERHEAD * count)
+    for text in turns:
+        total += _estimate(text, most)
+    return round(total)
 
 
 def _estimate(text: str, most: int) -> float:
     size = len(text)
-    if size > most:
-        half, middle = most // 2, size // 2
-        return _whole(text[:half] + text[middle : middle + half]) * size / (2 * half)
-    return _SEEN(text)
+    if size <= most:
+        return _SEEN(text)
+    half, middle = most // 2, size // 2
+    return _SEEN(text[:half] + text[middle : middle + half]) * size / (2 * half)
 
 
 def _whole(text: str) -> float:
-    """The weighted sum of `features`, over the kinds that the text has."""
+    """The weighted sum of `features`: each kind is counted by what its removal takes away."""
     kinds = text.encode("utf-8", "surrogatepass").translate(_KINDS)
     rest = kinds.translate(None, _COMMON)
     lower = len(kinds) - len(kinds.translate(None, b"a"))
     total = _LOWER * lower + _BLANK * kinds.count(b" ")
-    for kind in set(rest):
-        total += _WEIGHT_OF[kind] * rest.count(kind)
     if b"0" in rest:
         total += _PAIRS * (rest.count(b"0") - rest.count(b"00"))
     if b"l" in rest and rest.count(b"l") * 200 > lower:
         total += _FOREIGN * lower
+    left = len(rest)
+    for kind, weight in _OTHERS:
+        if not left:
+            break
+        rest = rest.translate(None, kind)
+        total += weight * (left - len(rest))
+        left = len(rest)
     return total
 
 
