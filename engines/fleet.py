@@ -5,8 +5,7 @@ Plain state, changed by health probes and by what requests meet on their way; no
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,7 +55,8 @@ class Fleet:
             tier: tuple(e for e in self.engines if e.spec.tier == tier) for tier in tiers
         }
         self._order = tuple(tiers)
-        self._changed: asyncio.Event | None = None
+        # Told of each change of an engine's state, at once.
+        self.watchers: list[Callable[[Engine], None]] = []
 
     def pick(self, tier: str, tried: Collection[Engine] = ()) -> Engine | None:
         """The least loaded ready engine of a tier that was not tried yet."""
@@ -95,9 +95,9 @@ class Fleet:
         changed = engine.state != state
         engine.state = state
         engine.reason = reason
-        if changed and self._changed is not None:
-            self._changed.set()
-            self._changed = None
+        if changed:
+            for watcher in self.watchers:
+                watcher(engine)
 
     def failed(self, engine: Engine, reason: str) -> None:
         """A request could not reach the engine, or lost it: suspect until a probe says otherwise."""
@@ -105,9 +105,3 @@ class Fleet:
         if engine.state == "ready":
             engine.failures += 1
             self.set_state(engine, "suspect", reason)
-
-    async def changed(self) -> None:
-        """Until some engine's state changes."""
-        if self._changed is None:
-            self._changed = asyncio.Event()
-        await self._changed.wait()

@@ -59,7 +59,7 @@ class Dispatch:
         for step in placement.steps(decision, fleet, tenant):
             if step.wait:
                 started = gateway.clock()
-                await placement.wait_for(fleet, step.tier, step.wait)
+                await gateway.tiers.wait(step.tier, tenant.name, step.wait)
                 record.queue_seconds += gateway.clock() - started
                 tried.clear()
             while (engine := fleet.pick(step.tier, tried)) is not None:

@@ -33,6 +33,7 @@ from gateway.errors import (
     NothingReady,
     RequestError,
     RouteNotFound,
+    SlotsTaken,
     TierNotAllowed,
     WrongMediaType,
 )
@@ -295,8 +296,25 @@ class Exchange:
             self._prompt = _estimate(request) if measured is None else int(measured)
         tier, prompt, output = decision.tier, self._prompt, request.output_tokens
         ask = Ask(tenant.name, plan, tier, request.model, prompt, output, tenant.organisation, shared)
-        reserved = self._gateway.store.reserve(ask)
-        self._lease = await claim(reserved) if isinstance(reserved, asyncio.Future) else reserved
+        self._lease = await self._slot(ask)
+
+    async def _slot(self, ask: Ask) -> Lease:
+        """A lease; where all slots of the plan are taken, after waiting for one if it says so."""
+        gateway, record = self._gateway, self.record
+        full: SlotsTaken | None = None
+        if not gateway.slots.waiting(ask):
+            try:
+                reserved = gateway.store.reserve(ask)
+                return await claim(reserved) if isinstance(reserved, asyncio.Future) else reserved
+            except SlotsTaken as error:
+                if not ask.plan.wait:
+                    raise
+                full = error
+        started = gateway.clock()
+        try:
+            return await gateway.slots.wait(ask, full)
+        finally:
+            record.queue_seconds += gateway.clock() - started
 
     # pick an engine
 
@@ -385,6 +403,8 @@ class Exchange:
             head += b"x-dualgauge-reason: %b\r\n" % record.moved_because.encode()
         if record.edits:
             head += b"x-dualgauge-edited: %b\r\n" % record.edits.encode()
+        if record.queue_seconds:
+            head += b"x-dualgauge-queue-seconds: %.3f\r\n" % record.queue_seconds
         if request is not None and request.body.dropped:
             head += b"x-dualgauge-dropped: %b\r\n" % ", ".join(request.body.dropped).encode()
         return head

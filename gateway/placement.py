@@ -3,7 +3,6 @@ rule's contract allows. Nothing here can turn a `fail` into a less precise answe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -48,16 +47,6 @@ def steps(decision: Decision, fleet: Fleet, tenant: Tenant) -> Iterator[Step]:
         for tier in fleet.ready_below(decision.tier):
             if tenant.may_use(tier):
                 yield Step(tier, DEGRADE)
-
-
-async def wait_for(fleet: Fleet, tier: str, seconds: float) -> None:
-    """Until an engine of the tier is ready, or the time is over."""
-    try:
-        async with asyncio.timeout(seconds):
-            while fleet.pick(tier) is None:
-                await fleet.changed()
-    except TimeoutError:
-        return
 
 
 def nowhere(decision: Decision, fleet: Fleet, tenant: Tenant, last: GatewayError | None) -> GatewayError:

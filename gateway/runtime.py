@@ -13,6 +13,7 @@ from engines.spec import EngineSpec
 from gateway.config import Config
 from gateway.identity import Keyring
 from gateway.limits import Store
+from gateway.limits.waiting import SlotLines, TierLines
 from gateway.relay.upstream import Limits, Pool, RequestHead
 from gateway.shadow import Candidate
 from gateway.telemetry.decisions import Decisions
@@ -111,8 +112,13 @@ class Gateway:
     stamps: Stamps = field(default_factory=dict)
     names: dict[str, str | None] = field(default_factory=dict)
 
+    slots: SlotLines = field(init=False)
+    tiers: TierLines = field(init=False)
+
     def __post_init__(self) -> None:
         self.names = model_names(self.config)
+        self.slots = SlotLines(self.store, self.config.limits.waiting)
+        self.tiers = TierLines(self.fleet, self.config.limits.waiting)
 
 
 def model_names(config: Config) -> dict[str, str | None]:

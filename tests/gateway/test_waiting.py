@@ -1,0 +1,275 @@
+"""Waiting for a slot of a plan or for an engine of a tier: bounded, fair, and ended by whoever leaves."""
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.limits.waiting import Line
+from tests.support.client import Reply, Wire, ask, until
+from tests.support.engine import FakeEngine, engines, hang, reply
+from tests.support.redis import needs_redis, server
+from tests.support.serving import Served, serving
+from tests.support.shapes import CHAT, check_error
+
+KEYS = """
+organisations: [{name: acme, plan: team}]
+keys:
+- {name: a, key: sk-a, organisation: acme}
+- {name: b, key: sk-b, organisation: acme}
+"""
+
+
+def policy(plans: str, contract: str = "fail") -> str:
+    return f"version: 1\nrules: [{{name: all, send: fast, if_unavailable: {contract}}}]\nplans:\n  {plans}\n"
+
+
+def waiting(served: Served) -> int:
+    return sum(len(line) for line in served.gateway.slots._lines.values())
+
+
+def for_tier(served: Served) -> int:
+    return len(served.gateway.tiers._lines["fast"])
+
+
+async def asked(served: Served, key: str = "sk-a", note: str = "") -> Reply:
+    body = CHAT.ask(messages=[{"role": "user", "content": note or "hello"}])
+    return await ask(served.port, CHAT.path, body, headers={"x-api-key": key})
+
+
+class Gate:
+    """An engine that answers one request for each `open`, and notes who came in which order."""
+
+    def __init__(self) -> None:
+        self.came: list[str] = []
+        self.turns = asyncio.Semaphore(0)
+
+    async def __call__(self, exchange: Any) -> None:
+        self.came.append(exchange.received.json["messages"][0]["content"])
+        await self.turns.acquire()
+        await reply(CHAT.reply)(exchange)
+
+    def open(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.turns.release()
+
+
+# a line
+
+
+@given(st.lists(st.sampled_from("abcd")), st.integers(1, 10))
+def test_a_line_is_bounded_and_gives_each_tenant_its_turn(arrivals: list[str], most: int) -> None:
+    line: Line[int] = Line(most)
+    inside: dict[int, str] = {}
+    for one, tenant in enumerate(arrivals):
+        inside[one] = tenant
+        dropped = line.add(tenant, one)
+        if dropped is not None:
+            counts = Counter(inside.values())
+            assert counts[inside[dropped]] == max(counts.values())
+            del inside[dropped]
+        assert len(line) == len(inside) <= most
+    taken = [line.take() for _ in range(len(line))]
+    assert {one: tenant for tenant, one in taken} == inside
+    for tenant in set(inside.values()):
+        own = [one for name, one in taken if name == tenant]
+        assert own == sorted(own)
+        assert [name for name, _ in taken].index(tenant) < len(set(inside.values()))
+
+
+def test_who_is_put_back_is_first_of_its_tenant_and_behind_the_others() -> None:
+    line: Line[str] = Line(10)
+    for one in ("a1", "a2", "b1"):
+        line.add(one[0], one)
+    assert line.take() == ("a", "a1")
+    line.put_back("a", "a1")
+    assert [line.take()[1] for _ in range(3)] == ["b1", "a1", "a2"]
+
+
+def test_who_has_left_is_not_taken() -> None:
+    line: Line[str] = Line(10)
+    for one in ("a1", "a2", "b1"):
+        line.add(one[0], one)
+    line.remove("a", "a1")
+    line.remove("a", "a1")
+    assert (len(line), line.take(), line.take(), len(line)) == (2, ("a", "a2"), ("b", "b1"), 0)
+
+
+# for a slot
+
+
+async def test_one_more_waits_and_is_told_how_long(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = FakeEngine(gate)
+    plan = policy("default: {concurrent: 1, wait: 20s, requests: 10/day}")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
+        first, second = (asyncio.create_task(asked(served)) for _ in range(2))
+        await until(lambda: waiting(served) == 1)
+        assert engine.generations == 1
+        assert served.gateway.store.usage()["anonymous"]["requests"] == pytest.approx(9, abs=0.01)
+        gate.open(2)
+        assert "x-dualgauge-queue-seconds" not in (await first).headers
+        answer = await second
+        assert answer.status == 200
+        assert float(answer.headers["x-dualgauge-queue-seconds"]) > 0
+        metrics = served.gateway.metrics.text().decode()
+        assert 'dualgauge_queue_seconds_count{tier="fast"} 1.0' in metrics
+        assert served.clean
+        assert waiting(served) == 0
+
+
+async def test_one_tenants_many_do_not_delay_anothers_first(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = FakeEngine(gate)
+    plan = policy("default: {concurrent: 9, wait: 20s}\n  team: {concurrent: 1}")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan, keys=KEYS) as served:
+        asking = [asyncio.create_task(asked(served, "sk-a", "first"))]
+        await until(lambda: gate.came == ["first"])
+        for number in range(5):
+            asking.append(asyncio.create_task(asked(served, "sk-a", f"a{number}")))
+            await until(lambda: waiting(served) == len(asking) - 1)
+        asking.append(asyncio.create_task(asked(served, "sk-b", "b")))
+        await until(lambda: waiting(served) == 6)
+        gate.open(7)
+        await asyncio.gather(*asking)
+        assert gate.came == ["first", "a0", "b", "a1", "a2", "a3", "a4"]
+        assert served.clean
+
+
+async def test_who_leaves_the_line_is_forgotten(tmp_path: Path) -> None:
+    engine = FakeEngine(hang)
+    plan = policy("default: {concurrent: 1, wait: 20s}")
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=plan) as served,
+        await Wire.open(served.port) as first,
+        await Wire.open(served.port) as second,
+    ):
+        first.send(CHAT.path, CHAT.ask())
+        await until(lambda: engine.generations == 1)
+        second.send(CHAT.path, CHAT.ask())
+        await until(lambda: waiting(served) == 1)
+        second.leave()
+        await until(lambda: waiting(served) == 0)
+        first.leave()
+        await until(lambda: served.clean)
+        assert engine.generations == 1
+
+
+async def test_nobody_waits_longer_than_the_plan_says(tmp_path: Path) -> None:
+    engine = FakeEngine(hang)
+    plan = policy("default: {concurrent: 1, wait: 50ms}")
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=plan) as served,
+        await Wire.open(served.port) as first,
+    ):
+        first.send(CHAT.path, CHAT.ask())
+        await until(lambda: engine.generations == 1)
+        message = check_error(await asked(served), 429, code="concurrency_exceeded")
+        assert "none became free in 0.05 s" in message
+        assert waiting(served) == 0
+
+
+async def test_a_full_line_drops_the_newest_of_the_longest(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = FakeEngine(gate)
+    plan = policy("default: {concurrent: 9, wait: 20s}\n  team: {concurrent: 1}")
+    options: dict[str, Any] = {"policy": plan, "keys": KEYS, "limits": {"waiting": 2}}
+    async with engines(engine), serving(tmp_path, {"fast": engine}, **options) as served:
+        asking = [asyncio.create_task(asked(served, "sk-a", "first"))]
+        await until(lambda: gate.came == ["first"])
+        for number in range(2):
+            asking.append(asyncio.create_task(asked(served, "sk-a", f"a{number}")))
+            await until(lambda: waiting(served) == len(asking) - 1)
+        asking.append(asyncio.create_task(asked(served, "sk-b", "b")))
+        message = check_error(await asking[2], 429, code="concurrency_exceeded")
+        assert "too many wait" in message
+        gate.open(3)
+        await asyncio.gather(*asking)
+        assert gate.came == ["first", "a0", "b"]
+
+
+async def test_a_limit_of_another_kind_ends_the_wait(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = FakeEngine(gate)
+    plan = policy("default: {concurrent: 1, wait: 20s, requests: 1/day}")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
+        first, second = (asyncio.create_task(asked(served)) for _ in range(2))
+        await until(lambda: waiting(served) == 1)
+        gate.open()
+        check_error(await second, 429, code="rate_limit_exceeded")
+        assert (await first).status == 200
+
+
+@needs_redis
+async def test_a_slot_that_another_process_frees_is_found(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = FakeEngine(gate)
+    plan = policy("default: {concurrent: 1, wait: 20s}")
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    with server() as redis:
+        options: dict[str, Any] = {"policy": plan, "limits": {"store": redis.url, "timeout": "10s"}}
+        async with (
+            engines(engine),
+            serving(folders[0], {"fast": engine}, **options) as one,
+            serving(folders[1], {"fast": engine}, **options) as other,
+        ):
+            first = asyncio.create_task(asked(one))
+            await until(lambda: engine.generations == 1)
+            second = asyncio.create_task(asked(other))
+            await until(lambda: waiting(other) == 1)
+            gate.open(2)
+            assert [(await first).status, (await second).status] == [200, 200]
+            await until(lambda: one.clean and other.clean)
+
+
+# for a tier
+
+
+async def test_those_who_wait_for_a_tier_go_on_in_turns(tmp_path: Path) -> None:
+    gate = Gate()
+    engine = FakeEngine(gate)
+    plan = policy("default: {}\n  team: {}", "{wait: 20s}")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan, keys=KEYS) as served:
+        served.mark("fast-0", "down")
+        asking = []
+        for key, note in [*(("sk-a", f"a{number}") for number in range(4)), ("sk-b", "b")]:
+            asking.append(asyncio.create_task(asked(served, key, note)))
+            await until(lambda: for_tier(served) == len(asking))
+        gate.open(5)
+        served.mark("fast-0", "ready")
+        for task in asking:
+            answer = await task
+            assert answer.status == 200
+            assert float(answer.headers["x-dualgauge-queue-seconds"]) > 0
+        assert gate.came.index("b") <= 2
+        assert for_tier(served) == 0
+
+
+async def test_a_line_for_a_tier_is_bounded(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    options: dict[str, Any] = {"policy": policy("default: {}", "{wait: 20s}"), "limits": {"waiting": 1}}
+    async with engines(engine), serving(tmp_path, {"fast": engine}, **options) as served:
+        served.mark("fast-0", "down")
+        first = asyncio.create_task(asked(served))
+        await until(lambda: for_tier(served) == 1)
+        message = check_error(await asked(served), 503, code="no_engine_ready")
+        assert "too many requests wait for tier `fast`" in message
+        served.mark("fast-0", "ready")
+        assert (await first).status == 200
+
+
+async def test_a_wait_for_a_tier_ends_in_time(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    plan = policy("default: {}", "{wait: 50ms}")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
+        served.mark("fast-0", "down")
+        check_error(await asked(served), 503, code="no_engine_ready")
+        assert for_tier(served) == 0
