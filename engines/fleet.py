@@ -11,13 +11,14 @@ from typing import Literal
 
 from engines.spec import EngineSpec
 
-State = Literal["starting", "ready", "suspect", "down"]
+State = Literal["starting", "ready", "suspect", "asleep", "down"]
 
 
 @dataclass(slots=True, eq=False)
 class Engine:
     """One engine at run time. `running`, `waiting` and `kv` (0..1) are its own figures, at `sampled_at`
-    (monotonic seconds); `in_flight` counts the requests that this gateway has with it now."""
+    (monotonic seconds); `in_flight` counts the requests that this gateway has with it now. `software` is what
+    its metrics tell it to be, `vllm` or `llama.cpp`; `preemptions` is what it has counted since its start."""
 
     spec: EngineSpec
     state: State = "starting"
@@ -27,6 +28,8 @@ class Engine:
     waiting: int = 0
     kv: float | None = None
     sampled_at: float | None = None
+    software: str = ""
+    preemptions: int | None = None
     failures: int = 0
     successes: int = 0
 

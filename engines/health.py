@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engines.fleet import Engine, Fleet
 from engines.spec import EngineSpec
@@ -19,11 +20,32 @@ logger = logging.getLogger("dualgauge.engines")
 
 HEALTHY = 200
 PROBE_SECONDS = 2.0
-# An engine's own metric names: (requests running, requests waiting, used share of the KV cache).
-GAUGES = {
-    "vllm": ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"),
-    "llama.cpp": ("llamacpp:requests_processing", "llamacpp:requests_deferred", None),
+
+
+class Names(NamedTuple):
+    """An engine's own names of its metrics; of several for the KV cache, the one that it has."""
+
+    running: str
+    waiting: str
+    kv: tuple[str, ...]
+    preemptions: str = ""
+
+
+NAMES = {
+    "vllm": Names(
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # the latter until 0.10
+        "vllm:num_preemptions_total",
+    ),
+    "llama.cpp": Names(
+        "llamacpp:requests_processing",
+        "llamacpp:requests_deferred",
+        ("llamacpp:kv_cache_usage_ratio",),  # until mid 2025
+    ),
 }
+# One series a state, 1 for the one that holds; there where vLLM may sleep.
+AWAKE = "vllm:engine_sleep_state{", 'sleep_state="awake"'
 
 Fetch = Callable[[EngineSpec, str, float], Awaitable[tuple[int, bytes]]]
 """(engine, path, seconds) -> (status, body); raises OSError or TimeoutError where there is no answer."""
@@ -38,9 +60,23 @@ class Schedule:
     up_after: int = 1
 
 
-def read_gauges(text: bytes) -> tuple[int, int, float | None] | None:
-    """Running, waiting and KV usage of a Prometheus text, summed over labels; None where it has none."""
-    sums: dict[str, float] = {}
+class Figures(NamedTuple):
+    """What an engine tells of itself: requests, the used share of its KV cache (0..1), how many requests it has
+    preempted since its start; None for what it does not tell."""
+
+    software: str
+    running: int
+    waiting: int
+    kv: float | None
+    preemptions: int | None
+    asleep: bool
+
+
+def read_figures(text: bytes) -> Figures | None:
+    """The figures of a Prometheus text, None where it has none. Requests are summed over an engine's replicas
+    (data parallel); of their caches the fullest counts, and one that is awake is enough."""
+    found: dict[str, list[float]] = {}
+    awake: list[bool] = []
     for line in text.decode("utf-8", "replace").splitlines():
         if not line.startswith(("vllm:", "llamacpp:")):
             continue
@@ -49,12 +85,23 @@ def read_gauges(text: bytes) -> tuple[int, int, float | None] | None:
             value = float(line.rsplit(" ", 1)[1])
         except (ValueError, IndexError):
             continue
-        if math.isfinite(value):
-            sums[name] = sums.get(name, 0.0) + value
-    for running, waiting, kv in GAUGES.values():
-        if running in sums:
-            usage = sums.get(kv) if kv is not None else None
-            return int(sums[running]), int(sums.get(waiting, 0)), usage
+        if not math.isfinite(value):
+            continue
+        found.setdefault(name, []).append(value)
+        if line.startswith(AWAKE[0]) and AWAKE[1] in line:
+            awake.append(value > 0)
+    for software, names in NAMES.items():
+        if names.running in found:
+            kv = next((max(found[name]) for name in names.kv if name in found), None)
+            preempted = found.get(names.preemptions)
+            return Figures(
+                software,
+                int(sum(found[names.running])),
+                int(sum(found.get(names.waiting, ()))),
+                kv,
+                None if preempted is None else int(sum(preempted)),
+                bool(awake) and not any(awake),
+            )
     return None
 
 
@@ -92,15 +139,18 @@ class Watch:
         if reason:
             self._bad(engine, reason)
         else:
-            self._good(engine)
-            await self._sample(engine)
+            figures = await self._sample(engine)
+            self._good(engine, asleep=figures is not None and figures.asleep)
         if engine.state != before:
             logger.info("engine %s: %s -> %s (%s)", engine.spec.name, before, engine.state, engine.reason)
 
-    def _good(self, engine: Engine) -> None:
+    def _good(self, engine: Engine, *, asleep: bool) -> None:
         engine.failures = 0
         engine.successes += 1
-        if engine.state != "ready" and engine.successes >= self._schedule.up_after:
+        if asleep:
+            # Its /health is good all the same, and a request would hang until somebody wakes it.
+            self._fleet.set_state(engine, "asleep", "it sleeps until it is woken (POST /wake_up)")
+        elif engine.state != "ready" and engine.successes >= self._schedule.up_after:
             self._fleet.set_state(engine, "ready", "healthy")
 
     def _bad(self, engine: Engine, reason: str) -> None:
@@ -114,17 +164,19 @@ class Watch:
         _forget(engine)
         self._fleet.set_state(engine, "down", reason)
 
-    async def _sample(self, engine: Engine) -> None:
+    async def _sample(self, engine: Engine) -> Figures | None:
         try:
             status, body = await self._fetch(engine.spec, "/metrics", PROBE_SECONDS)
         except (OSError, TimeoutError):
             status, body = 0, b""
-        figures = read_gauges(body) if status == HEALTHY else None
+        figures = read_figures(body) if status == HEALTHY else None
         if figures is None:
             _forget(engine)
-            return
-        engine.running, engine.waiting, engine.kv = figures
+            return None
+        engine.running, engine.waiting, engine.kv = figures.running, figures.waiting, figures.kv
+        engine.software, engine.preemptions = figures.software, figures.preemptions
         engine.sampled_at = self._clock()
+        return figures
 
 
 def _forget(engine: Engine) -> None:

@@ -46,8 +46,9 @@ def build(config: Config, tracer: Tracer | None = None) -> Gateway:
     stamps: Stamps = {}
     snapshot, problem = read_snapshot(config, stamps=stamps)
     metrics = Metrics(fleet, store)
-    if tracer is None and config.telemetry.otlp is not None:
-        tracer = otlp_tracer(config.telemetry.otlp, config.telemetry.sample, rand)
+    telemetry = config.telemetry
+    if tracer is None and telemetry.otlp is not None:
+        tracer = otlp_tracer(telemetry.otlp, telemetry.sample, rand, capture=telemetry.capture_content)
     gateway = Gateway(
         config=config,
         snapshot=snapshot,

@@ -5,6 +5,7 @@ Paths in the file are relative to it; `${NAME}` in a value is that environment v
 
 from __future__ import annotations
 
+import importlib.util
 import ipaddress
 import os
 import re
@@ -34,7 +35,8 @@ HOST = r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0
 FETCH = re.compile(rf"\*|(?:\*\.)?{HOST}")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
 STORE = re.compile(r"rediss?(\+sentinel|\+cluster)?|unix")
-OTLP = re.compile(r"https?://[^/]")
+OTLP = re.compile(r"(https?|grpcs?)://[^/]")
+OTLP_GRPC_PORT = 4317
 ENV = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 OnStoreFailure = Literal["closed", "open", "local"]
@@ -360,6 +362,27 @@ def _store_problem(store: str) -> str | None:
     return None
 
 
+def speaks_grpc(url: str) -> bool:
+    """Whether a collector's url is one of OTLP over gRPC: by its scheme, or by the port that is gRPC's. Raises
+    ValueError where its port is none."""
+    parts = urlsplit(url)
+    return parts.scheme in ("grpc", "grpcs") or (parts.port == OTLP_GRPC_PORT and parts.path in ("", "/"))
+
+
+def _collector_problem(url: str) -> str | None:
+    """What is wrong with a collector's url. It may hold a password, so it is not repeated."""
+    grpc = False
+    try:
+        grpc = speaks_grpc(url)
+    except ValueError:
+        url = ""
+    if not OTLP.match(url):
+        return "a collector's url: http://127.0.0.1:4318, or grpc://127.0.0.1:4317"
+    if grpc and importlib.util.find_spec("grpc") is None:
+        return "OTLP over gRPC needs one more package: pip install 'dualgauge[grpc]'"
+    return None
+
+
 class _Checks:
     """What types cannot say: names, references between keys, and what would be unsafe."""
 
@@ -394,8 +417,8 @@ class _Checks:
         if file.workers > 1:
             found.append(self._at(("workers",), "this version runs one gateway process: leave `workers` out"))
         found.extend(self._limits())
-        if file.telemetry.capture_content:
-            message = "this version puts no prompts or replies into traces"
+        if file.telemetry.capture_content and file.telemetry.otlp is None:
+            message = "there are no traces to put them into: name a collector, `otlp: http://127.0.0.1:4318`"
             found.append(self._at(("telemetry", "capture_content"), message))
         found.extend(self._figures())
         for index, engine in enumerate(file.engines):
@@ -441,8 +464,9 @@ class _Checks:
             found.append(self._at(("decision_log", "size"), "must be larger: 64KiB at least"))
         if log is not None and not 1 <= log.keep <= MAX_LOGS:
             found.append(self._at(("decision_log", "keep"), f"how many older files stay: 1 to {MAX_LOGS}"))
-        if file.telemetry.otlp is not None and not OTLP.match(file.telemetry.otlp):
-            found.append(self._at(("telemetry", "otlp"), "a collector's url: http://127.0.0.1:4318"))
+        problem = None if file.telemetry.otlp is None else _collector_problem(file.telemetry.otlp)
+        if problem is not None:
+            found.append(self._at(("telemetry", "otlp"), problem))
         return found
 
     def _engine(self, index: int, engine: EnginePart) -> list[Diagnostic]:

@@ -23,7 +23,7 @@ from gateway.relay.upstream import (
     TimedOut,
 )
 from gateway.runtime import Gateway, Upstream
-from gateway.telemetry.record import Record
+from gateway.telemetry.record import Record, Retry, Wait
 from policies.decision import Decision
 
 Build = Callable[[Engine], bytes]
@@ -60,7 +60,9 @@ class Dispatch:
             if step.wait:
                 started = gateway.clock()
                 await gateway.tiers.wait(step.tier, tenant.name, step.wait)
-                record.queue_seconds += gateway.clock() - started
+                ended = gateway.clock()
+                record.queue_seconds += ended - started
+                record.waits += (Wait(step.tier, started, ended),)
                 tried.clear()
             while (engine := fleet.pick(step.tier, tried)) is not None:
                 try:
@@ -68,6 +70,7 @@ class Dispatch:
                 except ConnectFailed as exc:
                     fleet.failed(engine, str(exc))
                     tried.append(engine)
+                    record.retries += (Retry(engine.spec.name, gateway.clock(), str(exc)),)
                     if isinstance(exc, ConnectTimeout):
                         last = EngineTimeout(f"engine {engine.spec.name}: {exc} (timeouts.connect)")
                     continue
@@ -77,6 +80,7 @@ class Dispatch:
                             # It may be the request's fault: the last engine of a tier stays.
                             fleet.failed(engine, str(exc))
                         raise EngineBroke(f"engine {engine.spec.name} broke off: {exc}") from exc
+                    record.retries += (Retry(engine.spec.name, gateway.clock(), f"broke off: {exc}"),)
                     if fleet.pick(step.tier, [*tried, engine]) is not None:
                         tried.append(engine)
                     continue
@@ -86,6 +90,7 @@ class Dispatch:
                     tried.append(engine)
                     if not self._may_retry():
                         raise last
+                    record.retries += (Retry(engine.spec.name, gateway.clock(), last.message),)
                     continue
                 self.because = step.because
                 return engine, connection
@@ -105,6 +110,7 @@ class Dispatch:
         record, spec = self._record, engine.spec
         # Noted before it answers: whoever looks for what an engine broke or kept waiting must find its name.
         record.tier, record.engine, record.precision = spec.tier, spec.name, spec.precision
+        record.target = engine
         record.attempts += 1
         engine.in_flight += 1
         self.engine = engine

@@ -129,10 +129,13 @@ class LimitExceeded(RequestError):
     code = "rate_limit_exceeded"
     # The lines `x-ratelimit-*` of what is left, each with its CRLF.
     headers: bytes = b""
+    # Which limit of the plan it was: requests, tokens, those of one tier (exact_tokens), concurrent.
+    limit: str = "requests"
 
 
 class SlotsTaken(LimitExceeded):
     code = "concurrency_exceeded"
+    limit = "concurrent"
 
 
 class ServiceError(GatewayError):

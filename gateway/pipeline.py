@@ -46,6 +46,7 @@ from gateway.relay.upstream import ConnectFailed, LostEarly
 from gateway.runtime import Gateway
 from gateway.shadow import Candidate
 from gateway.surface import HeaderView, decision_lines, find, models_reply, ready_reply
+from gateway.telemetry.content import CopyingTap, ReplyCopy
 from gateway.telemetry.decisions import Decided
 from gateway.telemetry.record import Outcome, Record
 from gateway.telemetry.traces import traceparent
@@ -57,6 +58,7 @@ from policies.signals.tokens import estimate_prompt
 logger = logging.getLogger("dualgauge.gateway")
 
 JSON = b"content-type: application/json\r\n"
+PROBES = ("/healthz", "/readyz")
 REPLY_ID = re.compile(rb'"id":\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 PLAIN_JSON = b"application/json"
 JSON_TYPE = re.compile(rb"\s*application/(?:[\w.-]+\+)?json\s*(?:;.*)?", re.IGNORECASE)
@@ -155,7 +157,9 @@ class Exchange:
         await self._read()
         decision = self._decide() if endpoint.kind == "generate" else self._anywhere()
         if endpoint.kind == "generate":
+            self.record.reserve_began = gateway.clock()
             await self._reserve(decision)
+            self.record.reserved = gateway.clock()
         await self._place(decision, path)
         await self._relay()
 
@@ -233,12 +237,16 @@ class Exchange:
             self._decided = Decided(snapshot.fields, facts, memo, decision, other)
         self._sample = memo.get("sample")
         record = self.record
+        record.decision, record.decide_began = decision, before
         record.decide_seconds = gateway.clock() - before
         record.rule = decision.rule
         record.reason = "; ".join(decision.reasons)
         record.policy_hash = decision.policy_hash
         if decision.trace and record.trace is not None:
             record.trace.sampled = True
+        tracer = gateway.tracer
+        if tracer is not None and tracer.capture and record.trace is not None and record.trace.sampled:
+            record.copy = ReplyCopy()
         if decision.edits is not NO_EDITS:
             record.edits = self._endpoint.dialect.edit(request, decision.edits)
         return decision
@@ -349,7 +357,7 @@ class Exchange:
                 lines += b"%b: %b\r\n" % (name, value)
         ids = self.record.trace
         if ids is not None:
-            lines += b"traceparent: %b\r\n" % traceparent(ids)
+            lines += b"%b\r\n" % traceparent(ids)
             if ids.state is not None:
                 lines += b"tracestate: %b\r\n" % ids.state
         return lines
@@ -373,8 +381,11 @@ class Exchange:
 
     def follow(self) -> tuple[Tap, Beat]:
         dialect, gateway, request = self._endpoint.dialect, self._gateway, self._request
-        strip = request is not None and request.usage_injected
-        tap = Tap(dialect.stream_usage, marker=dialect.marker, strip=strip)
+        strip, copy = request is not None and request.usage_injected, self.record.copy
+        if copy is None:
+            tap = Tap(dialect.stream_usage, marker=dialect.marker, strip=strip)
+        else:
+            tap = CopyingTap(dialect.stream_usage, marker=dialect.marker, strip=strip, copy=copy)
         return tap, gateway.metrics.pace(self.record.tier, gateway.clock).beat
 
     def begun(self, data: bytes) -> None:
@@ -383,6 +394,8 @@ class Exchange:
         assert dispatch.connection is not None
         record.first_token = self._gateway.clock()
         record.status = dispatch.connection.status
+        if record.copy is not None and not record.copy.events:
+            record.copy.add(data)
         if self._endpoint.dialect.name == "openai.responses":
             match = REPLY_ID.search(data)
             if match is not None:
@@ -452,6 +465,8 @@ class Exchange:
         client, record, dialect = self._client, self.record, self._endpoint.dialect
         record.outcome = next((o for kind, o in OUTCOMES if isinstance(error, kind)), "internal_error")
         record.error_code = error.error_code or error.error_kind
+        if isinstance(error, LimitExceeded):
+            record.limit = error.limit
         if client.gone:
             return
         try:
@@ -494,10 +509,10 @@ class Exchange:
         if self._lease is not None:
             self._settle(self._lease)
         record.ended = gateway.clock()
-        if self._endpoint.kind not in ("health", "ready") and record.route:
+        if record.route not in PROBES:
             gateway.metrics.count(record)
             if gateway.tracer is not None:
-                gateway.tracer.finish(record)
+                gateway.tracer.finish(record, self._client, self._request)
             if self._decided is not None and gateway.decisions is not None:
                 gateway.decisions.record(record, self._decided)
         # It calls back into this exchange: without the cycle, all is freed at once.

@@ -102,6 +102,7 @@ class Course:
             f"try again in {duration(wait)}",
             retry_after=wait,
         )
+        error.limit = meter.kind.replace(" ", "_")
         error.headers = self.lines.render(levels)
         return error
 
@@ -111,6 +112,7 @@ class Course:
             "ask for fewer tokens (max_tokens)",
             code="request_exceeds_limit",
         )
+        error.limit = meter.kind.replace(" ", "_")
         error.headers = self.lines.render(levels)
         return error
 

@@ -24,9 +24,11 @@ Head = bytes
 
 class Client(ABC):
     """`gone` is true once the client left, `started` once a reply's head was given; header names are lower
-    case."""
+    case. `scheme` is `http`, or `https` where a server before us ends TLS."""
 
     __slots__ = ("gone", "headers", "method", "path", "started")
+
+    scheme: str = "http"
 
     def __init__(self, method: str, path: str, headers: Headers) -> None:
         self.method = method
@@ -78,10 +80,11 @@ class Client(ABC):
 class AsgiClient(Client):
     """A request of an ASGI server. `receive` is owned here from the first byte to the last."""
 
-    __slots__ = ("_receive", "_send", "_task", "_watch")
+    __slots__ = ("_receive", "_send", "_task", "_watch", "scheme")
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope["method"], scope["path"], list(scope["headers"]))
+        self.scheme = scope.get("scheme", "http")
         self._receive = receive
         self._send = send
         self._watch: asyncio.Task[Message] | None = None

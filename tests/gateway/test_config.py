@@ -93,7 +93,9 @@ INVALID = [
     (HEAD + "limits: {processes: 0}\n", "3:21: error: at least 1, or `auto`"),
     (HEAD + "limits: {timeout: 0s}\n", "3:19: error: at least 1ms"),
     (HEAD + "limits: {waiting: 0}\n", "3:19: error: at least 1"),
-    (HEAD + "telemetry: {capture_content: true}\n", "3:30: error: this version puts no prompts or replies"),
+    (HEAD + "telemetry: {capture_content: true}\n", "3:30: error: there are no traces to put them into"),
+    (HEAD + "telemetry: {otlp: '4318'}\n", "3:19: error: a collector's url: http://127.0.0.1:4318, or grpc://"),
+    (HEAD + "telemetry: {otlp: 'http://h:x'}\n", "3:19: error: a collector's url: http://127.0.0.1:4318"),
     (HEAD + "workers: two\n", "3:10: error: expected `int`, got `str`"),
     (
         HEAD + "limits: {on_store_failure: clsoed}\n",

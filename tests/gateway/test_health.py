@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engines.fleet import Fleet
-from engines.health import Schedule, Watch, read_gauges
+from engines.health import Figures, Schedule, Watch, read_figures
 from engines.spec import EngineSpec
 from tests.support.client import ask, until
 from tests.support.engine import FakeEngine, close, engines, hang, reply, reset
@@ -21,7 +21,15 @@ vllm:num_requests_running{engine="1",model_name="a"} 1.0
 vllm:num_requests_waiting{engine="0",model_name="a"} 2.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="a",reason="capacity"} 2.0
 vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="a"} 0.125
+vllm:num_preemptions_total{engine="0",model_name="a"} 5.0
+vllm:num_preemptions_created{engine="0",model_name="a"} 1.7e9
 """
+SLEEP = """vllm:num_requests_running 0
+vllm:engine_sleep_state{engine="0",model_name="a",sleep_state="awake"} %d
+vllm:engine_sleep_state{engine="0",model_name="a",sleep_state="weights_offloaded"} %d
+"""
+ASLEEP, AWAKE = (SLEEP % (0, 1)).encode(), (SLEEP % (1, 0)).encode()
 
 
 class Answers:
@@ -105,19 +113,47 @@ def test_a_suspect_engine_is_ready_again_after_a_good_probe_and_down_after_bad_o
 @pytest.mark.parametrize(
     ("text", "figures"),
     [
-        (VLLM, (4, 2, 0.25)),
-        (b"llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n", (2, 1, None)),
-        (b"vllm:num_requests_running 1\n", (1, 0, None)),
+        (VLLM, Figures("vllm", 4, 2, 0.25, 5, False)),
+        (
+            b"llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n",
+            Figures("llama.cpp", 2, 1, None, None, False),
+        ),
+        (
+            b"llamacpp:requests_processing 2\nllamacpp:kv_cache_usage_ratio 0.5\n",
+            Figures("llama.cpp", 2, 0, 0.5, None, False),
+        ),
+        (
+            b"vllm:num_requests_running 1\nvllm:gpu_cache_usage_perc 0.5\n",
+            Figures("vllm", 1, 0, 0.5, None, False),
+        ),
         (b"vllm:num_requests_running NaN\nvllm:num_requests_waiting +Inf\n", None),
-        (b"vllm:num_requests_running 2\nvllm:num_requests_waiting NaN\n", (2, 0, None)),
+        (
+            b"vllm:num_requests_running 2\nvllm:num_requests_waiting NaN\n",
+            Figures("vllm", 2, 0, None, None, False),
+        ),
+        (ASLEEP, Figures("vllm", 0, 0, None, None, True)),
+        (AWAKE, Figures("vllm", 0, 0, None, None, False)),
+        (ASLEEP + AWAKE, Figures("vllm", 0, 0, None, None, False)),
         (b"vllm:num_requests_running\nvllm:num_requests_running x\n", None),
         (b"process_cpu_seconds_total 1\n", None),
         (b"", None),
         (b"\xff\xfe", None),
     ],
 )
-def test_gauges_of_an_engine(text: bytes, figures: tuple[int, int, float | None] | None) -> None:
-    assert read_gauges(text) == figures
+def test_figures_of_an_engine(text: bytes, figures: Figures | None) -> None:
+    assert read_figures(text) == figures
+
+
+def test_an_engine_that_sleeps_takes_no_request_until_it_is_awake() -> None:
+    some = fleet()
+    engine = some.engines[0]
+    answers = Answers(200, metrics=ASLEEP)
+    watch = Watch(some, answers, Schedule(), lambda: 7.0)
+    asyncio.run(watch.probe(engine))
+    assert (engine.state, some.pick("fast")) == ("asleep", None)
+    answers.metrics = AWAKE
+    asyncio.run(watch.probe(engine))
+    assert (engine.state, some.pick("fast")) == ("ready", engine)
 
 
 @pytest.mark.parametrize(

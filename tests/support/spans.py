@@ -20,18 +20,23 @@ class Recorder:
     exporter: InMemorySpanExporter
 
     @classmethod
-    def make(cls, sample: float = 1.0) -> Recorder:
+    def make(cls, sample: float = 1.0, *, capture: bool = False) -> Recorder:
         exporter = InMemorySpanExporter()
-        return cls(Tracer(exporter, sample, random.Random(1)), exporter)
+        return cls(Tracer(exporter, sample, random.Random(1), capture=capture), exporter)
 
     def spans(self) -> list[ReadableSpan]:
         """All that have ended so far."""
-        self.tracer._processor.force_flush()
+        self.tracer.sender.flush()
         return list(self.exporter.get_finished_spans())
 
     def server(self) -> ReadableSpan:
         """The only server span."""
         (span,) = [s for s in self.spans() if s.kind is SpanKind.SERVER]
+        return span
+
+    def inner(self, name: str) -> ReadableSpan:
+        """The only span of this name."""
+        (span,) = [s for s in self.spans() if s.name == name]
         return span
 
     def client(self) -> ReadableSpan:

@@ -1,0 +1,189 @@
+"""Spans on their way to a collector: both protocols, and every way in which one fails."""
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from gateway.config import speaks_grpc
+from gateway.telemetry.export import MAX_QUEUE, Sender, otlp_exporter, shown
+from gateway.telemetry.traces import Tracer
+from tests.support.client import ask, until
+from tests.support.collector import Received, over_grpc, over_http
+from tests.support.engine import FakeEngine, engines, hang, reply
+from tests.support.serving import serving
+from tests.support.shapes import CHAT
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+SPAN = "b7ad6b7169203331"
+Listening = Callable[[], AbstractAsyncContextManager[Received]]
+
+
+@pytest.mark.parametrize("listening", [over_http, over_grpc])
+async def test_c27_over_otlp(tmp_path: Path, listening: Listening) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), listening() as collector:
+        telemetry = {"otlp": collector.url, "sample": 0}
+        async with serving(tmp_path, {"fast": engine}, telemetry=telemetry) as served:
+            headers = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "a=b"}
+            assert (await ask(served.port, CHAT.path, CHAT.ask(), headers=headers)).status == 200
+        # What is left is sent when the gateway ends.
+        spans = {span.name: span for span in collector.spans()}
+        server, client = spans["POST /v1/chat/completions"], spans["chat smollm2"]
+        assert {span.trace_id.hex() for span in spans.values()} == {TRACE}
+        assert server.parent_span_id.hex() == SPAN
+        assert server.trace_state == "a=b"
+        assert client.parent_span_id == spans["decide"].parent_span_id == server.span_id
+        assert engine.last.headers["traceparent"] == f"00-{TRACE}-{client.span_id.hex()}-01"
+        (resource,) = collector.requests[0].resource_spans
+        names = {a.key: a.value.string_value for a in resource.resource.attributes}
+        assert names["service.name"] == "dualgauge"
+        assert names["service.version"]
+
+
+@pytest.mark.parametrize(
+    ("url", "grpc"),
+    [
+        ("http://h:4318", False),
+        ("https://h", False),
+        ("http://h:4317/v1/traces", False),
+        ("http://h:4317", True),
+        ("https://h:4317/", True),
+        ("grpc://h:1", True),
+        ("grpcs://h", True),
+    ],
+)
+def test_which_protocol_a_url_means(url: str, grpc: bool) -> None:
+    assert speaks_grpc(url) is grpc
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint"),
+    [
+        ("http://h:4318", "http://h:4318/v1/traces"),
+        ("http://h:4318/", "http://h:4318/v1/traces"),
+        ("http://h/base/v1/traces", "http://h/base/v1/traces"),
+        ("grpc://h:1", "h:1"),
+        ("http://h:4317", "h:4317"),
+    ],
+)
+def test_where_spans_are_sent_to(url: str, endpoint: str) -> None:
+    exporter: Any = otlp_exporter(url)
+    assert exporter._endpoint == endpoint
+    exporter.shutdown()
+
+
+def test_a_password_of_a_collector_is_not_shown() -> None:
+    assert shown("http://me:secret@h:4318/x") == "http://h:4318/x"
+
+
+@pytest.fixture
+def root() -> Iterator[list[logging.LogRecord]]:
+    """What reaches the root logger; pytest's own fixture listens to loggers that do not propagate, too."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    yield records
+    logging.getLogger().removeHandler(handler)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "grpc://127.0.0.1:9"])
+async def test_a_dead_collector_costs_spans_and_one_line(
+    tmp_path: Path, root: list[logging.LogRecord], url: str
+) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine):
+        telemetry = {"otlp": url, "sample": 1.0}
+        async with serving(tmp_path, {"fast": engine}, telemetry=telemetry) as served:
+            tracer = served.gateway.tracer
+            assert tracer is not None
+            for wanted in (4, 8):
+                assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
+                await until(partial(dropped, tracer, wanted), 10)
+    (line,) = [r for r in root if r.name != "dualgauge.gateway" and r.levelno >= logging.WARNING]
+    assert line.getMessage().startswith(f"traces cannot be sent to {url}, spans are dropped: ")
+
+
+def dropped(tracer: Tracer, wanted: int) -> bool:
+    return tracer.sender.dropped == wanted
+
+
+async def test_a_collector_that_never_answers_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    engine, collector = FakeEngine(reply(CHAT.reply)), FakeEngine(hang)
+    async with engines(engine, collector):
+        telemetry = {"otlp": collector.url, "sample": 1.0}
+        async with serving(tmp_path, {"fast": engine}, telemetry=telemetry) as served:
+            assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
+            await until(lambda: collector.generations == 1)
+
+
+class Exporter(SpanExporter):
+    """Takes spans while `open` is set, a batch at a time; fails with `problem`, where there is one."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        self.problem: Exception | None = None
+        self.taken = 0
+        self.ended = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.open.wait(10)
+        if self.problem is not None:
+            raise self.problem
+        self.taken += len(spans)
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self) -> None:
+        self.ended = True
+
+
+def test_a_slow_collector_costs_what_does_not_fit_into_the_queue(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = Exporter()
+    exporter.open.clear()
+    sender = Sender(exporter, "it")
+    spans = [ReadableSpan("x")] * 5
+    for _ in range(MAX_QUEUE):
+        sender.put(spans)
+    assert len(sender._queue) <= MAX_QUEUE
+    exporter.open.set()
+    sender.close()
+    assert sender.dropped > 0
+    assert sender.sent + sender.dropped == 5 * MAX_QUEUE
+    assert exporter.taken == sender.sent
+    assert exporter.ended
+    assert [r.getMessage() for r in caplog.records] == [
+        "it takes spans more slowly than they come: some are dropped"
+    ]
+
+
+def test_a_collector_that_is_back_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = Exporter()
+    sender = Sender(exporter, "it")
+    for problem in (OSError("no"), OSError("no"), None, None):
+        exporter.problem = problem
+        sender.put([ReadableSpan("x")])
+        sender.flush()
+    sender.close()
+    assert [r.getMessage() for r in caplog.records] == [
+        "traces cannot be sent to it, spans are dropped: OSError: no",
+        "traces are sent to it again, 2 spans were dropped",
+    ]
+    assert (sender.sent, sender.dropped) == (2, 2)
+
+
+def test_what_comes_after_the_end_is_dropped() -> None:
+    exporter = Exporter()
+    tracer = Tracer(exporter, 1.0, random.Random(1))
+    tracer.close()
+    tracer.sender.put([ReadableSpan("x")])
+    assert (exporter.taken, tracer.sender.dropped) == (0, 1)
