@@ -22,11 +22,15 @@ class Conversation(NamedTuple):
     """The readable part of a request, the same shape for every dialect.
 
     `turns` keeps the order of the request, system turns included. A completion's prompt is one user turn.
+    `more` is what else the prompt holds, as JSON: definitions of tools and calls of them. `token_ids` counts
+    those of a prompt that comes as ids, which have no text.
     """
 
     turns: tuple[Turn, ...]
     tool_results: int = 0
     images: int = 0
+    more: tuple[str, ...] = ()
+    token_ids: int = 0
 
 
 class Facts:
@@ -34,7 +38,8 @@ class Facts:
 
     `headers` maps lower-case names to values; `metadata` is the body's own, and may hold anything.
     `read` is called once at most, and only where a rule asks for the conversation. `time` is when the request
-    came, in Unix seconds; without it no window of time holds.
+    came, in Unix seconds; without it no window of time holds. `tokens` is the length of the prompt, where the
+    model's own tokenizer counted it.
     """
 
     __slots__ = (
@@ -52,6 +57,7 @@ class Facts:
         "temperature",
         "tenant",
         "time",
+        "tokens",
     )
 
     def __init__(
@@ -70,6 +76,7 @@ class Facts:
         output_tokens: int | None = None,
         temperature: float | None = None,
         time: float | None = None,
+        tokens: int | None = None,
     ) -> None:
         self.dialect = dialect
         self.model = model
@@ -83,6 +90,7 @@ class Facts:
         self.output_tokens = output_tokens
         self.temperature = temperature
         self.time = time
+        self.tokens = tokens
         self._read = read
         self._conversation: Conversation | None = None
 

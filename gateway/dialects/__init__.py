@@ -79,6 +79,7 @@ def make_facts(
         output_tokens=request.output_tokens,
         temperature=request.temperature,
         time=time,
+        tokens=request.prompt_tokens,
     )
 
 

@@ -7,7 +7,16 @@ from typing import Any, ClassVar
 import msgspec
 
 from gateway.config import Bounds
-from gateway.dialects.base import Dialect, Request, bound, named, number, parts_text, read_messages
+from gateway.dialects.base import (
+    Dialect,
+    Request,
+    bound,
+    named,
+    number,
+    parts_text,
+    read_messages,
+    tool_texts,
+)
 from gateway.dialects.body import Body, Fields
 from gateway.dialects.bounds import check_said
 from gateway.errors import ANTHROPIC_OVERLOADED, ANTHROPIC_TYPES, GatewayError, InvalidRequest, NothingReady
@@ -39,6 +48,7 @@ class _Messages(msgspec.Struct):
     top_k: int | None = None
     metadata: dict[str, Any] | None = None
     tool_choice: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
 
 
 _messages = Fields(_Messages)
@@ -67,10 +77,12 @@ class AnthropicMessages(Dialect):
             body,
             model,
             fields.stream or False,
-            lambda: read_messages(messages, parts_text(system, [0])),
+            lambda: read_messages(messages, parts_text(system, [0]), tool_texts(body, "tools")),
             output_tokens=fields.max_tokens,
             has_tools=body.offers("tools"),
-            structured=choice is not None and choice.get("type") in ("tool", "any"),
+            structured=(choice is not None and choice.get("type") in ("tool", "any"))
+            or "output_format" in body
+            or (fields.output_config or {}).get("format") is not None,
             temperature=fields.temperature,
             metadata=fields.metadata,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import msgspec
@@ -39,6 +39,9 @@ GATEWAY_OWNED = (
 )
 OWNED = frozenset(GATEWAY_OWNED)
 
+FORMATS = ("json_object", "json_schema", "structural_tag")
+GUIDED = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
+
 ROLES: dict[str, Role] = {
     "user": "user",
     "assistant": "assistant",
@@ -52,8 +55,9 @@ ROLES: dict[str, Role] = {
 class Request(msgspec.Struct):
     """One parsed request; `wants_usage` is whether the client itself asked for usage in its stream.
 
-    `output_tokens` is what was asked for in all: the larger of the two caps, times `n`. `usage_injected`
-    is set by `Dialect.prepare` where the gateway asked in the client's stead.
+    `output_tokens` is what was asked for in all: the larger of the two caps, times `n`. `prompt_tokens` is
+    set where the model's own tokenizer has counted, `usage_injected` by `Dialect.prepare` where the gateway
+    asked in the client's stead.
     """
 
     body: Body
@@ -70,6 +74,7 @@ class Request(msgspec.Struct):
     usage_injected: bool = False
     sent_model: str | None = None
     sent_priority: int = 0
+    prompt_tokens: int | None = None
     previous_response_id: str | None = None
     _conversation: Conversation | None = None
 
@@ -215,10 +220,30 @@ def role_of(name: object) -> Role | None:
     return ROLES.get(name) if isinstance(name, str) else None
 
 
-def read_messages(messages: object, system: str | None = None) -> Conversation:
+def forced(choice: object) -> bool:
+    """Whether a `tool_choice` leaves the model no other way than to call a tool."""
+    if isinstance(choice, dict):
+        allowed = choice.get("allowed_tools", choice)
+        return choice.get("type") != "allowed_tools" or allowed.get("mode") == "required"
+    return choice == "required"
+
+
+def tool_texts(body: Body, *names: str) -> list[str]:
+    """The definitions of tools, as they came."""
+    return [body.value(name).decode("utf-8", "replace") for name in names if body.offers(name)]
+
+
+def call_text(name: object, arguments: object) -> str:
+    """The call of a tool; an engine shows it to its model in much this way."""
+    said = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
+    return f'{{"name": "{name}", "arguments": {said}}}'
+
+
+def read_messages(messages: object, system: str | None = None, tools: Sequence[str] = ()) -> Conversation:
     """Chat messages of the OpenAI and Anthropic kinds; what has an unknown shape is left out."""
     images = [0]
     results = 0
+    more = list(tools)
     turns: list[Turn] = [Turn("system", system)] if system else []
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
@@ -229,6 +254,9 @@ def read_messages(messages: object, system: str | None = None) -> Conversation:
         if role == "tool":
             results += 1
         content = message.get("content")
+        if role == "assistant":
+            more += _calls(message.get("tool_calls"), "function", "arguments")
+            more += _calls(content, None, "input")
         if type(content) is str:
             turns.append(Turn(role, content))
             continue
@@ -241,4 +269,12 @@ def read_messages(messages: object, system: str | None = None) -> Conversation:
             if not content:
                 continue
         turns.append(Turn(role, parts_text(content, images)))
-    return Conversation(tuple(turns), results, images[0])
+    return Conversation(tuple(turns), results, images[0], tuple(more))
+
+
+def _calls(listed: object, inside: str | None, arguments: str) -> Iterator[str]:
+    """The calls of tools in a list: OpenAI's `tool_calls`, or Anthropic's blocks of content."""
+    for item in listed if isinstance(listed, list) else ():
+        call = item.get(inside) if isinstance(item, dict) and inside else item
+        if isinstance(call, dict) and isinstance(call.get("name"), str) and arguments in call:
+            yield call_text(call["name"], call[arguments])

@@ -8,14 +8,23 @@ from typing import Any, ClassVar
 import msgspec
 
 from gateway.config import Bounds
-from gateway.dialects.base import Dialect, Request, bound, named, number, read_messages
+from gateway.dialects.base import (
+    FORMATS,
+    GUIDED,
+    Dialect,
+    Request,
+    bound,
+    forced,
+    named,
+    number,
+    read_messages,
+    tool_texts,
+)
 from gateway.dialects.body import OBJECT, Body, Fields
 from gateway.dialects.bounds import check_prompts, check_said
 from gateway.errors import InvalidRequest
 from gateway.relay.sse import Usage
 from policies.facts import Conversation, Turn
-
-GUIDED = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
 
 
 class _Details(msgspec.Struct):
@@ -64,6 +73,7 @@ class _Common(msgspec.Struct):
     metadata: dict[str, Any] | None = None
     response_format: dict[str, Any] | None = None
     tool_choice: Any = None
+    function_call: Any = None
 
 
 class _Chat(_Common):
@@ -113,10 +123,9 @@ def _request(body: Body, fields: _Common, read: Callable[[], Conversation]) -> R
 
 def _structured(body: Body, fields: _Common) -> bool:
     format_ = fields.response_format
-    if format_ is not None and format_.get("type") in ("json_object", "json_schema"):
+    if format_ is not None and format_.get("type") in FORMATS:
         return True
-    choice = fields.tool_choice
-    return choice == "required" or isinstance(choice, dict) or not GUIDED.isdisjoint(body.names)
+    return forced(fields.tool_choice) or forced(fields.function_call) or not GUIDED.isdisjoint(body.names)
 
 
 class OpenAIChat(Dialect):
@@ -130,7 +139,11 @@ class OpenAIChat(Dialect):
         if messages is None:
             raise InvalidRequest("messages is missing", param="messages")
         check_said("messages", messages, bounds)
-        return _request(body, fields, lambda: read_messages(messages))
+
+        def conversation() -> Conversation:
+            return read_messages(messages, None, tool_texts(body, "tools", "functions"))
+
+        return _request(body, fields, conversation)
 
     def prepare(self, request: Request, served_model: str, priority: int = 0) -> bytes:
         if request.stream and not request.wants_usage and not request.usage_injected:
@@ -173,4 +186,5 @@ def prompt_conversation(prompt: object) -> Conversation:
     """A completion's prompt, or an embedding's input: each string is a turn of the user's. Token ids have no
     text to read, and count as no turn."""
     prompts = prompt if isinstance(prompt, list) else [prompt]
-    return Conversation(tuple(Turn("user", p) for p in prompts if isinstance(p, str)))
+    ids = sum(len(p) if isinstance(p, list) else isinstance(p, int) for p in prompts)
+    return Conversation(tuple(Turn("user", p) for p in prompts if isinstance(p, str)), token_ids=ids)

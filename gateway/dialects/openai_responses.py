@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
 from gateway.config import Bounds
 from gateway.dialects.base import (
+    FORMATS,
+    GUIDED,
     Dialect,
     Request,
     bound,
+    call_text,
+    forced,
     named,
     number,
     openai_error,
     parts_text,
     role_of,
+    tool_texts,
 )
 from gateway.dialects.body import Body, Fields
 from gateway.dialects.bounds import check_said
@@ -80,17 +86,14 @@ class OpenAIResponses(Dialect):
         bound("max_output_tokens", fields.max_output_tokens)
         text_format = (fields.text or {}).get("format")
         kind = text_format.get("type") if isinstance(text_format, dict) else None
-        choice = fields.tool_choice
         return Request(
             body,
             model,
             fields.stream or False,
-            lambda: _conversation(items, instructions),
+            lambda: _conversation(items, instructions, tool_texts(body, "tools")),
             output_tokens=fields.max_output_tokens,
             has_tools=body.offers("tools"),
-            structured=kind in ("json_object", "json_schema")
-            or choice == "required"
-            or isinstance(choice, dict),
+            structured=kind in FORMATS or forced(fields.tool_choice) or not GUIDED.isdisjoint(body.names),
             temperature=fields.temperature,
             metadata=fields.metadata,
             previous_response_id=fields.previous_response_id,
@@ -122,18 +125,21 @@ class OpenAIResponses(Dialect):
         return b"event: error\ndata: %b\n\n" % msgspec.json.encode(event)
 
 
-def _conversation(items: object, instructions: str | None) -> Conversation:
+def _conversation(items: object, instructions: str | None, tools: Sequence[str]) -> Conversation:
     turns: list[Turn] = [Turn("system", instructions)] if instructions else []
     if isinstance(items, str):
-        return Conversation((*turns, Turn("user", items)))
+        return Conversation((*turns, Turn("user", items)), more=tuple(tools))
     images = [0]
     results = 0
+    more = list(tools)
     for item in items if isinstance(items, list) else ():
         if not isinstance(item, dict):
             continue
         if str(item.get("type", "")).endswith("_call_output"):
             results += 1
             turns.append(Turn("tool", parts_text(item.get("output"), images)))
+        elif "arguments" in item:
+            more.append(call_text(item.get("name"), item["arguments"]))
         elif (role := role_of(item.get("role"))) is not None:
             turns.append(Turn(role, parts_text(item.get("content"), images)))
-    return Conversation(tuple(turns), results, images[0])
+    return Conversation(tuple(turns), results, images[0], tuple(more))

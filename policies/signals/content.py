@@ -5,10 +5,10 @@ from __future__ import annotations
 from policies.facts import Facts
 from policies.signals.classifier import Scores, score, shipped_model
 from policies.signals.features import NAMES, excerpt, measure
+from policies.signals.prompt import PROMPT_SIGNAL
 from policies.signals.script import SCRIPTS, script_of
 from policies.signals.seen import Seen
 from policies.signals.signal import Memo, Signal
-from policies.signals.tokens import estimate_prompt
 
 SHORT = 240
 """Characters of a user turn that may be about the turns before it ("faster?", "add a test")."""
@@ -77,10 +77,6 @@ def _math(facts: Facts, memo: Memo) -> float:
     return _scores(facts, memo).math
 
 
-def _prompt_tokens(facts: Facts, _memo: Memo) -> int:
-    return estimate_prompt([turn.text for turn in facts.turns])
-
-
 def _unread(facts: Facts, _memo: Memo) -> int:
     text = facts.last_user_text()
     return _left_out(text, excerpt(text))
@@ -93,9 +89,7 @@ def _script(facts: Facts, _memo: Memo) -> str:
 CONTENT_SIGNALS = (
     Signal("code", "score", "how far the last user turn asks for code or shows it", _code, reads_text=True),
     Signal("math", "score", "how far the last user turn asks for maths", _math, reads_text=True),
-    Signal(
-        "prompt_tokens", "count", "tokens of the whole prompt, estimated", _prompt_tokens, reads_text=True
-    ),
+    PROMPT_SIGNAL,
     Signal(
         UNREAD,
         "count",
