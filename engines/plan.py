@@ -1,25 +1,38 @@
 """Where each engine that we start runs and how much memory it gets: bytes in, bytes out, nothing is asked.
 
-This is the sizing that a start needs. On a GPU each engine without a `share` gets its weights, an allowance
-and an equal part of what is left for KV cache; on the CPU the KV cache is a fixed size. A plan that cannot
-hold is refused with the figures.
+On a GPU each engine without a `share` gets its weights, what it needs to work, and an equal part of what is
+left for KV cache; on the CPU the KV cache is a fixed size. A plan that cannot hold is refused with the
+figures. What they rest on: weights and KV cache are exact (`checkpoint.py`, `kv_cache.py`), the rest is an
+estimate (`overhead.py`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
-from engines import catalog
+from engines import catalog, checkpoint, flags, kv_cache, overhead
+from engines.checkpoint import Facts
 from engines.hardware import GIB, Gpu, Machine, gib
+from engines.kv_cache import Pool
+from engines.overhead import Work
 from engines.spec import EngineSpec
 
 CPU = "cpu"
 CPU_KV = GIB
 CPU_OVERHEAD = int(2.4 * GIB)
 """What a vLLM process takes beside weights and KV cache on a CPU: libraries, activations, the API server."""
+CPU_BLOCK = 32
+"""Tokens a block, as we start engines on a CPU."""
+CPU_WORK = Work(batched=2048, sequences=128, graphs=False)
+UTILISATION = 0.94
+"""The part of a GPU's memory that its engines may claim together; vLLM's own default for one is 0.92."""
+CONTEXT = GIB // 2
+"""A process's CUDA context, bytes: outside of what vLLM charges to its share, so it must stay free."""
+UNUSUAL = GIB
+"""Activations of a model whose config.json does not tell its widths."""
 
 
 class PlanError(Exception):
@@ -27,15 +40,36 @@ class PlanError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """A checkpoint: bytes of its weights, bytes of one token's keys and values, allowance for activations.
+class Settings:
+    """What an engine's command line asks for.
 
-    None where it is not known.
+    `context` is its longest request in tokens, where it names one; `block` tokens a block; `element` bytes of
+    one cached number; `batches` how many are computed at a time.
     """
 
-    weights: int | None = None
-    kv_token: int | None = None
-    activations: int = GIB // 4
+    work: Work
+    context: int | None
+    block: int
+    element: int
+    batches: int
+
+    @property
+    def in_flight(self) -> int:
+        return self.work.batched * self.batches
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What an engine takes before its KV cache, bytes."""
+
+    weights: int
+    activations: int
+    graphs: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.activations + self.graphs + self.other
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +77,16 @@ class Placement:
     """One engine on its device. `memory` is all that it may take, `kv` what the cache gets; bytes.
 
     `device` is `cpu` or `gpu:N`: engines of one device are never started at the same time. `share` is set on
-    GPUs, `cpus` on the CPU.
+    GPUs, `cpus` on the CPU. `budget` is None where the size of the weights is not known.
     """
 
     spec: EngineSpec
     device: str
     memory: int
-    weights: int | None
+    facts: Facts
+    settings: Settings
+    budget: Budget | None
     kv: int | None
-    kv_token: int | None = None
     share: float | None = None
     cpus: tuple[int, ...] = ()
 
@@ -59,15 +94,41 @@ class Placement:
     def gpu(self) -> int | None:
         return None if self.device == CPU else int(self.device.removeprefix("gpu:"))
 
+    @property
+    def pool(self) -> Pool | None:
+        """The blocks of its KV cache, where the model's attention is one that we can count."""
+        if self.kv is None or self.facts.cache is None:
+            return None
+        wanted = self.settings
+        return kv_cache.pool(
+            self.facts.cache,
+            self.kv,
+            block=wanted.block,
+            element=wanted.element,
+            in_flight=wanted.in_flight,
+        )
+
+    @property
+    def context(self) -> int | None:
+        """The longest request it will take: as its command line says, else as its model was made."""
+        return self.settings.context or self.facts.context
+
+    @property
+    def longest(self) -> int | None:
+        """The longest single request that its KV cache can hold, up to what the model was made for."""
+        return self.pool.longest(self.context or 1 << 20) if self.pool else None
+
     def describe(self) -> str:
         """One line with bytes, for people."""
         parts = []
         if self.share is not None:
             parts.append(f"share {self.share:.3f}")
         parts.append(f"{gib(self.memory)} ({self.memory:,} bytes)")
-        parts.append("weights unknown" if self.weights is None else f"weights {gib(self.weights)}")
+        weights = self.facts.weights
+        parts.append("weights unknown" if weights is None else f"weights {gib(weights)}")
         if self.kv is not None:
-            tokens = f", {self.kv // self.kv_token:,} tokens" if self.kv_token else ""
+            context = self.context or 0
+            tokens = f", {self.pool.tokens(context):,} tokens" if self.pool and context else ""
             parts.append(f"KV cache {gib(self.kv)}{tokens}")
         if self.cpus:
             parts.append(f"cores {','.join(map(str, self.cpus))}")
@@ -79,50 +140,83 @@ class Plan:
     """Placements in the order of starting, and what the reader should know beside."""
 
     placements: tuple[Placement, ...]
+    machine: Machine
     notes: tuple[str, ...] = ()
 
+    def on(self, gpu: Gpu) -> tuple[Placement, ...]:
+        return tuple(placement for placement in self.placements if placement.gpu == gpu.index)
 
-Sizer = Callable[[EngineSpec], Size]
+
+Sizer = Callable[[EngineSpec], Facts]
 
 
-def size_of(model: str, folder: Path | None) -> Size:
-    """The size of a checkpoint: of its folder where there is one, of the catalogue's entry, else unknown."""
-    known = catalog.find(model)
-    size = Size() if known is None else Size(known[1], known[0].kv_token_bytes, known[0].activations)
+def facts_of(model: str, folder: Path | None) -> Facts:
+    """Of the folder where there is one, of the catalogue's entry, else nothing. Raises PlanError."""
     if folder is None:
-        return size
-    found = size_of_folder(folder)
-    return Size(found.weights, found.kv_token or size.kv_token, size.activations)
-
-
-def size_of_folder(folder: Path) -> Size:
-    """Weights by the size of the safetensors files; KV by config.json where attention is the plain kind."""
-    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors")) or None
+        return catalog.find(model) or Facts(unknown=f"{model} is not on this machine")
     try:
-        config = json.loads((folder / "config.json").read_bytes())
-        return Size(weights, _kv_token(config))
-    except (OSError, ValueError):
-        return Size(weights)
+        return checkpoint.read(folder)
+    except checkpoint.CheckpointError as error:
+        raise PlanError(str(error)) from None
 
 
-def _kv_token(config: dict[str, object]) -> int | None:
-    if config.keys() & {"kv_lora_rank", "layer_types", "sliding_window_pattern"}:
-        return None
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        return None
-    layers, heads, hidden = (
-        config.get(key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
+def settings(spec: EngineSpec, gpu: Gpu | None) -> Settings:
+    """What the engine's arguments say, filled up with vLLM's own defaults for this GPU, or for the CPU."""
+    args = spec.args
+    usual = CPU_WORK if gpu is None else overhead.defaults(gpu.visible, gpu.name)
+    cached = flags.option(args, "--kv-cache-dtype") or "auto"
+    wide = 4 if flags.option(args, "--dtype") in ("float32", "float") else 2
+    return Settings(
+        work=Work(
+            batched=flags.number(args, "--max-num-batched-tokens") or usual.batched,
+            sequences=flags.number(args, "--max-num-seqs") or usual.sequences,
+            graphs=usual.graphs and not flags.has_option(args, "--enforce-eager"),
+        ),
+        context=flags.number(args, "--max-model-len"),
+        block=flags.number(args, "--block-size") or (CPU_BLOCK if gpu is None else kv_cache.BLOCK),
+        element=1 if cached.startswith("fp8") else wide if cached == "auto" else 2,
+        batches=1 if gpu is None else 2,
     )
-    if not (isinstance(layers, int) and isinstance(heads, int) and isinstance(hidden, int)):
-        return None
-    kv_heads, head_dim = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
-    if not (isinstance(kv_heads, int) and isinstance(head_dim, int)):
-        return None
-    return 2 * layers * kv_heads * head_dim * 2
 
 
-def plan(specs: Iterable[EngineSpec], machine: Machine, size: Sizer) -> Plan:
-    """Place the engines that we start. Raises PlanError."""
+def share(spec: EngineSpec) -> float | None:
+    """The part of the GPU that the operator gave the engine, by `share` or in its arguments."""
+    try:
+        return float(flags.option(spec.args, "--gpu-memory-utilization") or "")
+    except ValueError:
+        return spec.share
+
+
+def budget(facts: Facts, work: Work) -> Budget | None:
+    """What a GPU engine takes before its KV cache; None where the size of its weights is not known."""
+    if facts.weights is None:
+        return None
+    active = UNUSUAL if facts.width is None else overhead.activations(facts.width, work)
+    return Budget(facts.weights, active, overhead.graphs(work), overhead.NON_TORCH)
+
+
+def available(gpu: Gpu, engines: int) -> int:
+    """Bytes that engines on this GPU may claim together.
+
+    What others hold already is not charged to a vLLM that starts later, but it must find its share free.
+    """
+    return max(0, min(int(gpu.visible * UTILISATION), gpu.free - engines * CONTEXT))
+
+
+def plan(specs: Iterable[EngineSpec], machine: Machine, facts: Sizer) -> Plan:
+    """Place the engines that we start. Raises PlanError where one would find no room at all."""
+    found = arrange(specs, machine, facts)
+    problems = no_room(found)
+    if problems:
+        raise PlanError("\n".join(problems))
+    return replace(found, notes=(*found.notes, *too_short(found)))
+
+
+def arrange(specs: Iterable[EngineSpec], machine: Machine, facts: Sizer) -> Plan:
+    """Every engine that we start on its device, whether that holds or not.
+
+    Raises PlanError for a GPU that is not there, and for shares that add up to more than a GPU.
+    """
     launched = [spec for spec in specs if spec.launched]
     present = {gpu.index: gpu for gpu in machine.gpus}
     by_gpu: dict[int, list[EngineSpec]] = {}
@@ -136,12 +230,41 @@ def plan(specs: Iterable[EngineSpec], machine: Machine, size: Sizer) -> Plan:
     notes = []
     if any(spec.gpu is not None for spec in on_cpu):
         names = ", ".join(spec.name for spec in on_cpu if spec.gpu is not None)
-        notes.append(f"no NVIDIA GPU is seen (nvidia-smi): {names} will run on the CPU, which is much slower")
-    placed = {placement.spec.name: placement for placement in _place_on_cpu(on_cpu, machine, size)}
+        notes.append(f"no NVIDIA GPU is seen: {names} will run on the CPU, which is much slower")
+    placed = {placement.spec.name: placement for placement in _place_on_cpu(on_cpu, machine, facts)}
     for index, group in by_gpu.items():
-        for placement in _place_on_gpu(present[index], group, size):
+        for placement in _place_on_gpu(present[index], group, facts):
             placed[placement.spec.name] = placement
-    return Plan(tuple(placed[spec.name] for spec in launched), tuple(notes))
+    return Plan(tuple(placed[spec.name] for spec in launched), machine, tuple(notes))
+
+
+def no_room(found: Plan) -> list[str]:
+    """One message for each device that cannot take its engines."""
+    problems = [problem for gpu in found.machine.gpus if (problem := _gpu_problem(gpu, found.on(gpu)))]
+    here = [placement for placement in found.placements if placement.gpu is None]
+    needed = sum(placement.memory for placement in here)
+    if needed > found.machine.available:
+        each = ", ".join(f"{p.spec.name} {gib(p.memory)}" for p in here)
+        problems.append(
+            f"the engines need {gib(needed)} of memory ({each}), {gib(found.machine.available)} are "
+            "available: take a smaller model or fewer engines, or stop other programs."
+        )
+    return problems
+
+
+def too_short(found: Plan) -> list[str]:
+    """One message for each engine whose KV cache cannot hold the longest request that it is to take."""
+    problems = []
+    for placement in found.placements:
+        context, longest = placement.context, placement.longest
+        if context is None or longest is None or longest >= context or (placement.kv or 0) <= 0:
+            continue
+        problems.append(
+            f"{placement.spec.name} is to take requests of {context:,} tokens, and its KV cache of "
+            f"{gib(placement.kv or 0)} holds one of {longest:,}: lower --max-model-len in its `args`, or "
+            "raise its `share`"
+        )
+    return problems
 
 
 def _gpu_for(spec: EngineSpec, machine: Machine) -> int | None:
@@ -153,84 +276,90 @@ def _gpu_for(spec: EngineSpec, machine: Machine) -> int | None:
         return min(present)
     if spec.gpu not in present:
         have = ", ".join(map(str, present))
-        raise PlanError(f"engine `{spec.name}` wants gpu {spec.gpu}, but nvidia-smi lists only: {have}")
+        raise PlanError(f"engine `{spec.name}` wants gpu {spec.gpu}, but there are only: {have}")
     return spec.gpu
 
 
-def _place_on_gpu(gpu: Gpu, specs: Sequence[EngineSpec], size: Sizer) -> list[Placement]:
-    sizes = {spec.name: size(spec) for spec in specs}
-    given = sum(spec.share for spec in specs if spec.share is not None)
-    if given > catalog.UTILISATION + 0.03:
-        listed = ", ".join(f"{spec.name} {spec.share}" for spec in specs if spec.share is not None)
+def _place_on_gpu(gpu: Gpu, specs: Sequence[EngineSpec], sizer: Sizer) -> list[Placement]:
+    shares = {spec.name: part for spec in specs if (part := share(spec)) is not None}
+    given = sum(shares.values())
+    if given > UTILISATION + 0.03:
+        listed = ", ".join(f"{name} {part}" for name, part in shares.items())
         total = f"the shares on gpu {gpu.index} add up to {given:.2f} ({listed})"
-        raise PlanError(f"{total}: keep them within {catalog.UTILISATION}")
-    unplanned = [spec for spec in specs if spec.share is None]
-    left = catalog.budget(gpu, len(specs)) - int(given * gpu.visible)
-    fixed = {spec.name: _fixed(sizes[spec.name]) for spec in unplanned}
-    known = [need for need in fixed.values() if need is not None]
-    if len(known) < len(unplanned):  # no way to know what the others need: equal parts
-        claims = {spec.name: left // len(unplanned) for spec in unplanned}
-    else:
-        spare = (left - sum(known)) // max(1, len(unplanned))
-        claims = {name: (need or 0) + spare for name, need in fixed.items()}
+        raise PlanError(f"{total}: keep them within {UTILISATION}")
+    facts = {spec.name: sizer(spec) for spec in specs}
+    asked = {spec.name: settings(spec, gpu) for spec in specs}
+    needs = {spec.name: budget(facts[spec.name], asked[spec.name].work) for spec in specs}
+    left = available(gpu, len(specs)) - int(given * gpu.visible)
+    claims = _claims({name: needs[name] for name in needs if name not in shares}, left)
+    shares |= {name: max(0, claim * 1000 // gpu.visible) / 1000 for name, claim in claims.items()}
     placements = []
     for spec in specs:
-        of = sizes[spec.name]
-        share = (
-            spec.share if spec.share is not None else max(0, claims[spec.name] * 1000 // gpu.visible) / 1000
+        memory = int(shares[spec.name] * gpu.visible)
+        need = needs[spec.name]
+        placements.append(
+            Placement(
+                spec,
+                f"gpu:{gpu.index}",
+                memory,
+                facts[spec.name],
+                asked[spec.name],
+                need,
+                kv=None if need is None else memory - need.total,
+                share=shares[spec.name],
+            )
         )
-        memory = int(share * gpu.visible)
-        need = _fixed(of)
-        kv = None if need is None else memory - need
-        placements.append(Placement(spec, f"gpu:{gpu.index}", memory, of.weights, kv, of.kv_token, share))
-    _check_gpu(gpu, placements)
     return placements
 
 
-def _fixed(size: Size) -> int | None:
-    """What an engine takes before its KV cache."""
-    return None if size.weights is None else size.weights + catalog.ALLOWANCE + size.activations
+def _claims(needs: Mapping[str, Budget | None], left: int) -> dict[str, int]:
+    """Bytes for each engine: its need and an equal part of the rest.
+
+    Where the need of one is not known, all get equal parts.
+    """
+    known = {name: need.total for name, need in needs.items() if need is not None}
+    if len(known) < len(needs):
+        return dict.fromkeys(needs, left // len(needs))
+    spare = (left - sum(known.values())) // max(1, len(needs))
+    return {name: need + spare for name, need in known.items()}
 
 
-def _check_gpu(gpu: Gpu, placements: Sequence[Placement]) -> None:
-    short = [p for p in placements if p.memory <= 0 or (p.kv is not None and p.kv <= 0)]
-    if short:
+def _gpu_problem(gpu: Gpu, placements: Sequence[Placement]) -> str | None:
+    seen = f"gpu {gpu.index} ({gpu.name}, {gib(gpu.total)}, {gib(gpu.free)} free)"
+    if any(p.memory <= 0 or (p.kv is not None and p.kv <= 0) for p in placements):
         needs = "; ".join(
             f"{p.spec.name} needs {gib(p.memory - (p.kv or 0))} before any KV cache, gets {gib(p.memory)}"
             for p in placements
         )
-        raise PlanError(
-            f"gpu {gpu.index} ({gpu.name}, {gib(gpu.total)}, {gib(gpu.free)} free) cannot take its engines: "
-            f"{needs}. Take a smaller model, move one engine to another GPU, or free memory on this one."
+        return (
+            f"{seen} cannot take its engines: {needs}. "
+            "Take a smaller model, move one engine to another GPU, or free memory on this one."
         )
     claimed = sum(p.memory for p in placements)
     if claimed > gpu.free:
-        raise PlanError(
-            f"gpu {gpu.index} ({gpu.name}) has {gib(gpu.free)} free, the engines on it claim {gib(claimed)}: "
+        return (
+            f"{seen}: the engines on it claim {gib(claimed)}: "
             "stop what else runs there (see nvidia-smi), or lower `share`."
         )
+    return None
 
 
-def _place_on_cpu(specs: Sequence[EngineSpec], machine: Machine, size: Sizer) -> list[Placement]:
+def _place_on_cpu(specs: Sequence[EngineSpec], machine: Machine, sizer: Sizer) -> list[Placement]:
     placements = []
     for spec, cpus in zip(specs, split_cores(machine.cpus, len(specs)), strict=True):
-        of = size(spec)
-        kv = _cpu_kv(spec)
-        memory = (of.weights or 0) + kv + CPU_OVERHEAD
-        placements.append(Placement(spec, CPU, memory, of.weights, kv, of.kv_token, cpus=cpus))
-    needed = sum(placement.memory for placement in placements)
-    if needed > machine.available:
-        each = ", ".join(f"{p.spec.name} {gib(p.memory)}" for p in placements)
-        raise PlanError(
-            f"the engines need {gib(needed)} of memory ({each}), {gib(machine.available)} are available: "
-            "take a smaller model or fewer engines, or stop other programs."
+        facts, kv = sizer(spec), _cpu_kv(spec)
+        memory = (facts.weights or 0) + kv + CPU_OVERHEAD
+        placements.append(
+            Placement(spec, CPU, memory, facts, settings(spec, None), budget=None, kv=kv, cpus=cpus)
         )
     return placements
 
 
 def _cpu_kv(spec: EngineSpec) -> int:
+    """Bytes, as the operator set them: by the flag, or in whole GiB by vLLM's variable."""
+    given = flags.number(spec.args, "--kv-cache-memory-bytes")
     try:
-        return int(float(spec.env["VLLM_CPU_KVCACHE_SPACE"]) * GIB)
+        return given or ceil(float(spec.env["VLLM_CPU_KVCACHE_SPACE"])) * GIB
     except (KeyError, ValueError):
         return CPU_KV
 

@@ -7,10 +7,11 @@ CPU are those under which vLLM 0.32 starts in half a minute and reuses prefixes 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from engines.address import Address
+from engines.flags import has_option
 from engines.hardware import GIB
 from engines.launch import Command
 from engines.plan import Placement
@@ -26,12 +27,6 @@ _NOT_INHERITED = frozenset(
         "__PYVENV_LAUNCHER__",
     }
 )
-
-
-def has_option(args: Sequence[str], *names: str) -> bool:
-    """Whether a command line sets one of these options, in any of argparse's spellings."""
-    spelt = {arg.split("=", 1)[0].replace("_", "-") for arg in args if arg.startswith("-")}
-    return any(name in spelt for name in names)
 
 
 def command(placement: Placement, python: Path, model: str, inherited: Mapping[str, str]) -> Command:
@@ -68,7 +63,8 @@ def environment(placement: Placement, model: str, inherited: Mapping[str, str]) 
     else:
         env |= {
             "CUDA_VISIBLE_DEVICES": "",
-            "VLLM_CPU_KVCACHE_SPACE": str(math.ceil((placement.kv or GIB) / GIB)),
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, placement.cpus)),
         }
+        if not has_option(spec.args, "--kv-cache-memory-bytes"):  # which the variable would overrule
+            env["VLLM_CPU_KVCACHE_SPACE"] = str(math.ceil((placement.kv or GIB) / GIB))
     return {**env, **spec.env}

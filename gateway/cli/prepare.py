@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines import catalog, demo, environments, hardware, home, hub, plan
+from engines import catalog, choice, demo, environments, hardware, home, hub, plan
 from engines.address import Address
 from engines.hardware import Machine
 from engines.plan import Plan
@@ -17,7 +17,7 @@ from gateway.cli.deployment import Prepared
 from gateway.cli.failures import Failure
 from gateway.cli.preflight import Listener, Need, cpu_problem, disk_problem, free_ports, port_problems
 from gateway.cli.starter import starter
-from gateway.config import DEFAULT_FILE, FIRST_ENGINE_PORT, Config, HostPort, read
+from gateway.config import DEFAULT_FILE, FIRST_ENGINE_PORT, Config, HostPort, listening, read
 
 if TYPE_CHECKING:
     from gateway.cli.view import View
@@ -34,10 +34,10 @@ def first_config(path: Path, machine: Machine, listen: HostPort | None) -> tuple
     """Write a configuration that fits this machine; returns why it is as it is."""
     address = listen or DEFAULT_LISTEN
     check_ports([_gateway_listener(address, "`listen`", ())])
-    choice = catalog.choose(machine.gpus)
+    chosen = choice.choose(machine.gpus)
     admin = free_ports(DEFAULT_ADMIN, 1, taken=[address.port])[0]
     ports = free_ports(FIRST_ENGINE_PORT, 2, taken=[address.port, admin])
-    text = starter(choice, ports, listen=str(address), admin=f"127.0.0.1:{admin}")
+    text = starter(chosen, ports, listen=str(address), admin=f"127.0.0.1:{admin}")
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -45,7 +45,7 @@ def first_config(path: Path, machine: Machine, listen: HostPort | None) -> tuple
     except OSError:
         beside.unlink(missing_ok=True)
         raise
-    return choice.reasons
+    return chosen.reasons
 
 
 def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
@@ -53,7 +53,7 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     machine = hardware.look()
     address = override(config, listen)
     check(config, listen=address)
-    draft = plan.plan(config.engines, machine, lambda spec: plan.size_of(spec.model or "", _local(spec)))
+    draft = plan.plan(config.engines, machine, lambda spec: plan.facts_of(spec.model or "", _local(spec)))
     kinds = {p.spec.name: environments.default_kind(0 if p.gpu is None else 1) for p in draft.placements}
     check_machine(kinds.values(), machine)
     check_room(config, kinds.values())
@@ -61,7 +61,7 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     engines = {p.spec.name: pythons[kinds[p.spec.name]] for p in draft.placements}
     folders = {p.spec.name: model_folder(p.spec, engines[p.spec.name], view) for p in draft.placements}
     placed = plan.plan(
-        config.engines, machine, lambda spec: plan.size_of(spec.model or "", folders[spec.name])
+        config.engines, machine, lambda spec: plan.facts_of(spec.model or "", folders[spec.name])
     )
     if placed.placements:
         show_plan(placed, view)
@@ -92,13 +92,10 @@ def override(config: Config, listen: HostPort | None) -> str | None:
     """The address that replaces the file's `listen`, where one was given that differs."""
     if listen is None or str(listen) == str(config.listen):
         return None
-    if config.keys is None and not listen.loopback:
-        raise Failure(
-            f"{listen} can be reached by others: add `keys: keys.yaml` to {config.path}, or use 127.0.0.1"
-        )
-    if listen.port == config.admin.port:
-        raise Failure(f"port {listen.port} is `admin`'s already in {config.path}")
-    return str(listen)
+    try:
+        return str(listening(config, listen).listen)
+    except ValueError as exc:
+        raise Failure(str(exc)) from None
 
 
 def check(config: Config, *, listen: str | None) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from engines.catalog import DEMO_AWQ, DEMO_EXACT, SEQUENCES, Choice, Slot
+from engines.catalog import DEMO_AWQ, DEMO_EXACT
+from engines.choice import Choice
+from engines.plan import Placement
 
 DEMO_MODEL = "smollm2"
 DEMO_ARGS = (
@@ -52,16 +54,18 @@ def _demo(ports: Sequence[int]) -> list[str]:
 
 def _pair(choice: Choice, ports: Sequence[int]) -> list[str]:
     lines = []
-    for slot, port in zip(choice.slots, ports, strict=True):
-        lines += _engine(slot.tier, slot.model, slot.precision, port)
-        lines += [f"    gpu: {slot.gpu}", f"    share: {slot.share:<21} # of this GPU's memory"]
-        lines.append(f"    args: {_flow(_args(choice, slot))}")
+    for placement, port in zip(choice.placements, ports, strict=True):
+        spec = placement.spec
+        lines += _engine(spec.tier, spec.model or "", spec.precision, port)
+        lines += [f"    gpu: {placement.gpu}", f"    share: {placement.share:<21} # of this GPU's memory"]
+        lines.append(f"    args: {_flow(_args(choice, placement))}")
     return lines
 
 
-def _args(choice: Choice, slot: Slot) -> tuple[str, ...]:
-    half = ("--dtype", "float16") if slot.precision == "awq" and choice.half else ()
-    limits = ("--max-model-len", str(choice.context), "--max-num-seqs", str(SEQUENCES))
+def _args(choice: Choice, placement: Placement) -> tuple[str, ...]:
+    half = ("--dtype", "float16") if placement.spec.precision == "awq" and choice.half else ()
+    many = placement.settings.work.sequences
+    limits = ("--max-model-len", str(choice.context), "--max-num-seqs", str(many))
     return (*limits, *half, *(choice.pair.args if choice.pair else ()))
 
 

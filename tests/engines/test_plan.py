@@ -1,15 +1,27 @@
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from engines.catalog import CONTEXT, UTILISATION
+from engines import overhead
+from engines.checkpoint import Facts
+from engines.flags import has_option, number, option
 from engines.hardware import GIB, MIB, Gpu, Machine
 from engines.launch import Command
-from engines.plan import PlanError, Size, plan, size_of, size_of_folder, split_cores
+from engines.overhead import Work
+from engines.plan import (
+    CONTEXT,
+    CPU_WORK,
+    UTILISATION,
+    PlanError,
+    facts_of,
+    no_room,
+    plan,
+    settings,
+    split_cores,
+    too_short,
+)
 from engines.spec import EngineSpec
-from engines.vllm import command, has_option
+from engines.vllm import command
 
 QWEN = "Qwen/Qwen2.5-7B-Instruct"
 
@@ -35,31 +47,93 @@ def card(size: int, index: int = 0, free: int | None = None) -> Gpu:
     return Gpu(index, "card", size * GIB, size * GIB - 480 * MIB if free is None else free)
 
 
-def known(engine: EngineSpec) -> Size:
-    return size_of(engine.model or "", None)
+def known(engine: EngineSpec) -> Facts:
+    return facts_of(engine.model or "", None)
 
 
-PAIR = (spec("fast-0", gpu=0), spec("exact-0", gpu=0, model=QWEN, precision="bf16", tier="exact"))
+LIMITS = ("--max-model-len", "8192", "--max-num-seqs", "16")
+PAIR = (
+    spec("fast-0", gpu=0, args=LIMITS),
+    spec("exact-0", gpu=0, model=QWEN, precision="bf16", tier="exact", args=LIMITS),
+)
 
 
 def test_two_engines_on_one_gpu_without_shares_get_planned_ones() -> None:
-    found = plan(PAIR, machine(card(24)), known)
-    fast, exact = found.placements
+    fast, exact = plan(PAIR, machine(card(32)), known).placements
     assert fast.share is not None
     assert exact.share is not None
     assert fast.share + exact.share <= UTILISATION
-    assert fast.memory + exact.memory + 2 * CONTEXT <= card(24).free
-    assert exact.memory - fast.memory == pytest.approx(9 * GIB, abs=GIB)
-    assert fast.kv == pytest.approx(exact.kv, abs=24 * GIB // 500)
+    assert fast.memory + exact.memory + 2 * CONTEXT <= card(32).free
+    assert exact.memory - fast.memory == pytest.approx(8.2 * GIB, abs=GIB)
+    assert fast.kv == pytest.approx(exact.kv, abs=32 * GIB // 500)
     assert fast.device == exact.device == "gpu:0"
     assert f"({fast.memory:,} bytes)" in fast.describe()
     assert "weights 5.2 GiB" in fast.describe()
 
 
 def test_a_given_share_stays_and_the_other_gets_the_rest() -> None:
-    fast, exact = plan((spec("a", gpu=0, share=0.265), PAIR[1]), machine(card(24)), known).placements
+    first = spec("a", gpu=0, share=0.265, args=LIMITS)
+    fast, exact = plan((first, PAIR[1]), machine(card(32)), known).placements
     assert fast.share == 0.265
     assert exact.share == pytest.approx(UTILISATION - 0.265, abs=0.01)
+
+
+def test_a_share_among_the_arguments_is_a_given_one() -> None:
+    first = spec("a", gpu=0, share=0.5, args=(*LIMITS, "--gpu-memory-utilization=0.265"))
+    fast, exact = plan((first, PAIR[1]), machine(card(32)), known).placements
+    assert fast.share == 0.265
+    assert exact.share == pytest.approx(UTILISATION - 0.265, abs=0.01)
+
+
+def test_a_short_cache_is_noted_and_left_to_the_engine() -> None:
+    engine = spec(gpu=0, share=0.3, args=("--max-model-len", "32768", "--max-num-seqs", "16"))
+    found = plan((engine,), machine(card(24)), known)
+    assert no_room(found) == []
+    (note,) = found.notes
+    assert note == too_short(found)[0]
+    assert "fast-0 is to take requests of 32,768 tokens" in note
+    longest = found.placements[0].longest
+    assert longest is not None
+    assert f"holds one of {longest:,}" in note
+
+
+def test_settings_are_those_of_the_command_line() -> None:
+    args = ("--max-num-seqs=8", "--max_num_batched_tokens", "4K", "--max-model-len", "8k", "--enforce-eager")
+    found = settings(spec(args=(*args, "--kv-cache-dtype", "fp8_e4m3", "--block-size", "32")), card(24))
+    assert found.work == Work(batched=4096, sequences=8, graphs=False)
+    assert (found.context, found.block, found.element, found.in_flight) == (8000, 32, 1, 8192)
+
+
+def test_settings_without_arguments_are_vllms_own() -> None:
+    assert settings(spec(), card(24)).work == overhead.defaults(24 * GIB, "card") == Work(2048, 256)
+    assert settings(spec(), card(80)).work == Work(8192, 1024)
+    assert settings(spec(), None).work == CPU_WORK
+    assert (settings(spec(), card(24)).block, settings(spec(), None).block) == (16, 32)
+
+
+def test_numbers_keep_in_32_bits_what_the_engine_computes_in_32() -> None:
+    assert settings(spec(args=("--dtype", "float32")), card(24)).element == 4
+
+
+@pytest.mark.parametrize(
+    ("args", "amount"),
+    [
+        (("--n", "12"), 12),
+        (("--n=1k",), 1000),
+        (("--n", "1.5K"), 1536),
+        (("--n", "2M"), 2 << 20),
+        (("--n", "-1"), None),
+        (("--n", "auto"), None),
+        (("--n",), None),
+        ((), None),
+    ],
+)
+def test_numbers_are_read_as_vllm_reads_them(args: tuple[str, ...], amount: int | None) -> None:
+    assert number(args, "--n") == amount
+
+
+def test_the_last_of_two_options_counts() -> None:
+    assert option(("--n", "1", "--n=2"), "--n") == "2"
 
 
 def test_models_of_unknown_size_get_equal_parts() -> None:
@@ -149,49 +223,6 @@ def test_cores_are_split(cpus: tuple[int, ...], parts: int, split: list[tuple[in
     assert split_cores(cpus, parts) == split
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Callable[..., Path]:
-    def make(**config: object) -> Path:
-        plain = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 64}
-        (tmp_path / "config.json").write_text(json.dumps(plain | config))
-        (tmp_path / "a.safetensors").write_bytes(b"x" * 100)
-        (tmp_path / "b.safetensors").write_bytes(b"x" * 20)
-        return tmp_path
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("config", "kv_token"),
-    [
-        ({"num_key_value_heads": 2}, 2 * 2 * 2 * 16 * 2),
-        ({}, 2 * 2 * 4 * 16 * 2),
-        ({"head_dim": 8}, 2 * 2 * 4 * 8 * 2),
-        ({"kv_lora_rank": 512}, None),
-        ({"sliding_window": 4096}, None),
-        ({"sliding_window": 4096, "use_sliding_window": False}, 2 * 2 * 4 * 16 * 2),
-        ({"layer_types": ["sliding_attention"]}, None),
-        ({"num_hidden_layers": None}, None),
-    ],
-)
-def test_the_size_of_a_folder(
-    checkpoint: Callable[..., Path], config: dict[str, object], kv_token: int | None
-) -> None:
-    size = size_of_folder(checkpoint(**config))
-    assert (size.weights, size.kv_token) == (120, kv_token)
-
-
-def test_a_folder_counts_more_than_the_catalogue(checkpoint: Callable[..., Path]) -> None:
-    size = size_of(QWEN, checkpoint(kv_lora_rank=1))
-    assert size.weights == 120
-    assert size.kv_token == 56 * 1024
-    assert size_of("who/knows", None) == Size()
-
-
-def test_a_folder_without_a_checkpoint_has_no_size(tmp_path: Path) -> None:
-    assert size_of_folder(tmp_path) == Size()
-
-
 def placed(**changes: object) -> tuple[Command, EngineSpec]:
     engine = spec(**({"model": "demo/smollm2-135m-awq"} | changes))
     gpus = [card(24)] if engine.gpu is not None else []
@@ -216,6 +247,12 @@ def test_a_gpu_engines_command_line() -> None:
     assert "--block-size" not in done.argv
     assert done.env["CUDA_VISIBLE_DEVICES"] == "0"
     assert "VLLM_CPU_KVCACHE_SPACE" not in done.env
+
+
+def test_a_cache_set_by_its_flag_is_not_overruled_by_the_variable() -> None:
+    done, engine = placed(args=("--kv-cache-memory-bytes", "2G"))
+    assert "VLLM_CPU_KVCACHE_SPACE" not in done.env
+    assert plan((engine,), machine(), known).placements[0].kv == 2 * GIB
 
 
 def test_a_cpu_engines_command_line() -> None:

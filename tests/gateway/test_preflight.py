@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.catalog import choose
+from engines.choice import choose
 from engines.hardware import GIB, MIB, Gpu, Machine
 from gateway.cli.preflight import (
     Listener,
@@ -120,7 +120,7 @@ def test_the_file_for_a_machine_without_a_gpu_is_the_demo_pair() -> None:
     ]
     assert [e.url for e in config.engines] == ["http://127.0.0.1:8101", "http://127.0.0.1:8102"]
     assert all(e.gpu is None and e.share is None for e in config.engines)
-    assert "nvidia-smi found no GPU" in text
+    assert "no NVIDIA GPU is seen" in text
 
 
 @pytest.mark.parametrize("gpus", [[card(24)], [card(24), card(24, 1)], [card(96)]])
@@ -129,9 +129,11 @@ def test_the_file_for_gpus_holds_the_chosen_pair(gpus: list[Gpu]) -> None:
     choice = choose(gpus)
     assert choice.pair is not None
     assert config.model == choice.pair.name
-    for engine, slot in zip(config.engines, choice.slots, strict=True):
-        assert (engine.model, engine.gpu, engine.share) == (slot.model, slot.gpu, slot.share)
+    for engine, placed in zip(config.engines, choice.placements, strict=True):
+        assert (engine.model, engine.gpu, engine.share) == (placed.spec.model, placed.gpu, placed.share)
         assert engine.args[engine.args.index("--max-model-len") + 1] == str(choice.context)
+        many = engine.args[engine.args.index("--max-num-seqs") + 1]
+        assert many == str(placed.settings.work.sequences)
     assert "is the largest pair of the table that fits" in text
 
 

@@ -1,0 +1,179 @@
+"""A checkpoint's size and shape, from its config.json and the headers of its safetensors files.
+
+No tensor is read: a header names each tensor's type, shape and place, and the place is its size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from engines import kv_cache
+from engines.kv_cache import Cache, UnknownCacheError, count
+from engines.overhead import Width
+
+CONFIG = "config.json"
+MAX_HEADER = 100_000_000
+"""Bytes; the limit of the safetensors library."""
+_FLOAT32 = "F32"
+_NOT_HELD = ("rotary_emb.inv_freq", "masked_bias")
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be read; the message names the file, and the key where one is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What planning needs to know of a model. Everything is None where it is not known, `unknown` says why.
+
+    `weights` are bytes as an engine holds them, `tensors` the same by tensor; `context` is the longest
+    request that the model was made for, in tokens.
+    """
+
+    weights: int | None = None
+    width: Width | None = None
+    cache: Cache | None = None
+    context: int | None = None
+    tensors: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    unknown: str = ""
+
+    @property
+    def kinds(self) -> Mapping[str, int]:
+        """Bytes of weights by what they are for, the largest first."""
+        sums: Counter[str] = Counter()
+        for name, size in self.tensors.items():
+            sums[_kind(name)] += size
+        return dict(sums.most_common())
+
+
+def read(folder: Path) -> Facts:
+    """The facts of a model folder. Raises CheckpointError, where something is broken rather than unusual."""
+    config = _config(folder / CONFIG)
+    text = config.get("text_config") or config.get("llm_config") or config
+    if not isinstance(text, Mapping):
+        raise CheckpointError(f"{folder / CONFIG}: `text_config` must be an object, not {text!r}")
+    tensors = dict(_tensors(folder, config, text))
+    return of_config({**text, **_shared(config)}, tensors, folder / CONFIG)
+
+
+def of_config(config: Mapping[str, Any], tensors: Mapping[str, int], file: Path) -> Facts:
+    """The facts by a (text) configuration and the bytes of each tensor. Raises CheckpointError."""
+    weights = sum(tensors.values()) or None
+    unknown = "" if weights else "no safetensors files"
+    width = cache = context = None
+    try:
+        width = _width(config)
+        context = count(config, "max_position_embeddings") if "max_position_embeddings" in config else None
+        cache = kv_cache.of_config(config)
+    except UnknownCacheError as error:
+        unknown = str(error)
+    except KeyError as error:
+        unknown = f"`{error.args[0]}` is not in {CONFIG}"
+    except TypeError as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    return Facts(weights, width, cache, context, tensors, unknown)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.parent} is no model folder: it has no {CONFIG}") from None
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} must hold an object")
+    return config
+
+
+def _shared(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What stands beside a `text_config` and counts for it."""
+    return {key: config[key] for key in ("quantization_config", "is_encoder_decoder") if config.get(key)}
+
+
+def _width(config: Mapping[str, Any]) -> Width:
+    hidden = count(config, "hidden_size", "n_embd", "d_model")
+    intermediate = count(config, "intermediate_size", "n_inner", "ffn_dim", "hidden_size", "n_embd")
+    chosen = config.get("num_experts_per_tok") or config.get("experts_per_token")
+    if chosen:
+        expert = count(config, "moe_intermediate_size", "intermediate_size")
+        shared = config.get("shared_expert_intermediate_size") or 0
+        intermediate = max(intermediate, count({"experts": chosen}, "experts") * expert + shared)
+    return Width(hidden, intermediate, count(config, "vocab_size"), _four_bit(config))
+
+
+def _four_bit(config: Mapping[str, Any]) -> bool:
+    """Whether weights are of 4 bits: AWQ and GPTQ say `bits`, compressed-tensors says it of each group."""
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
+        return False
+    groups = quantization.get("config_groups")
+    schemes = [quantization, *(groups.values() if isinstance(groups, Mapping) else ())]
+    return any(
+        (scheme.get("bits") or (scheme.get("weights") or {}).get("num_bits")) == 4
+        for scheme in schemes
+        if isinstance(scheme, Mapping)
+    )
+
+
+def _tensors(folder: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Each tensor that an engine keeps, with its bytes. 32-bit models are served with 16."""
+    kind = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
+    halve = kind in (None, "float32") and not config.get("quantization_config")
+    tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
+    for path in sorted(folder.glob("*.safetensors")):
+        for name, (type_, size) in _header(path).items():
+            if name.endswith(_NOT_HELD) or (tied and name == "lm_head.weight"):
+                continue
+            yield name, size // 2 if halve and type_ == _FLOAT32 else size
+
+
+def _header(path: Path) -> dict[str, tuple[str, int]]:
+    """Name -> type and bytes of every tensor in the file."""
+    try:
+        with path.open("rb") as file:
+            whole = os.fstat(file.fileno()).st_size
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 2 <= length <= min(MAX_HEADER, whole - 8):
+                raise CheckpointError(f"{path} is no safetensors file: its header would be {length:,} bytes")
+            header = json.loads(file.read(length))
+            found = {}
+            for name, tensor in header.items():
+                if name == "__metadata__":
+                    continue
+                start, end = tensor["data_offsets"]
+                if not 0 <= start <= end <= whole - 8 - length:
+                    raise CheckpointError(f"{path} is cut short: `{name}` ends after the file does")
+                found[name] = (str(tensor["dtype"]), end - start)
+            return found
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{path} has a broken safetensors header: {error!r}") from None
+
+
+def _kind(name: str) -> str:
+    """What a tensor is for, by its name in Hugging Face checkpoints."""
+    for kind, parts in (
+        ("embeddings", ("embed_tokens", "wte", "word_embeddings")),
+        ("head", ("lm_head", "output_layer")),
+        ("vision", ("visual", "vision")),
+        ("experts", (".experts.",)),
+        ("norms", ("norm",)),
+        ("attention", ("attn", "attention")),
+        ("mlp", ("mlp", "feed_forward", "ffn")),
+    ):
+        if any(part in name for part in parts):
+            return kind
+    return "other"
