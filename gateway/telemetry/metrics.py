@@ -72,6 +72,9 @@ class FleetCollector(Collector):
         kv = GaugeMetricFamily(
             "dualgauge_engine_kv_usage", "Used share of the KV cache, 0..1", labels=["engine"]
         )
+        preemptions = CounterMetricFamily(
+            "dualgauge_engine_preemptions", "Requests that the engine preempted", labels=["engine"]
+        )
         flight = GaugeMetricFamily(
             "dualgauge_in_flight", "Requests with an engine of the tier", labels=["tier"]
         )
@@ -84,6 +87,8 @@ class FleetCollector(Collector):
             waiting.add_metric([name], engine.waiting)
             if engine.kv is not None:
                 kv.add_metric([name], engine.kv)
+            if engine.preemptions is not None:
+                preemptions.add_metric([name], engine.preemptions)
         for tier, engines in self._fleet.tiers.items():
             flight.add_metric([tier], sum(e.in_flight for e in engines))
         leases = GaugeMetricFamily(
@@ -93,7 +98,7 @@ class FleetCollector(Collector):
         fallback = CounterMetricFamily(
             "dualgauge_store_fallback", "Reservations made while the store was down", self._store.fallbacks()
         )
-        return (state, info, running, waiting, kv, flight, leases, up, fallback)
+        return (state, info, running, waiting, kv, preemptions, flight, leases, up, fallback)
 
 
 class Metrics:

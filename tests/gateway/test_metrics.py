@@ -151,6 +151,7 @@ async def test_gauges_show_what_is_now(tmp_path: Path) -> None:
     engine = FakeEngine(hang)
     engine.metrics = (
         b"vllm:num_requests_running 5\nvllm:num_requests_waiting 2\nvllm:kv_cache_usage_perc 0.5\n"
+        b"vllm:num_preemptions_total 3\n"
     )
     async with (
         engines(engine),
@@ -165,6 +166,7 @@ async def test_gauges_show_what_is_now(tmp_path: Path) -> None:
         assert value(served, "dualgauge_engine_running", engine="fast-0") == 5
         assert value(served, "dualgauge_engine_waiting", engine="fast-0") == 2
         assert value(served, "dualgauge_engine_kv_usage", engine="fast-0") == 0.5
+        assert value(served, "dualgauge_engine_preemptions_total", engine="fast-0") == 3
         assert value(served, "dualgauge_engine_state", engine="fast-0", state="ready") == 1
         assert value(served, "dualgauge_engine_state", engine="fast-0", state="down") == 0
         wire.leave()

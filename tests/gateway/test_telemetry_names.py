@@ -52,6 +52,7 @@ RARE = {
     "dualgauge_tenant_degraded",
     "dualgauge_tenant_limited",
     "dualgauge_engine_kv_usage",
+    "dualgauge_engine_preemptions",
 }
 DEGRADES = """
 version: 1
