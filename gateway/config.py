@@ -299,6 +299,23 @@ def _decision_log(part: DecisionLogPart | None, folder: Path) -> DecisionLogPart
     return None if part is None else msgspec.structs.replace(part, path=str(_absolute(folder, part.path)))
 
 
+def listening(config: Config, listen: HostPort) -> Config:
+    """The deployment on another address than its file's. Raises ValueError."""
+    problem = _open_to_all(listen, config.keys)
+    if problem is not None:
+        raise ValueError(f"{problem} ({config.path})")
+    if listen.port and listen.port == config.admin.port:
+        raise ValueError(f"port {listen.port} is `admin`'s already in {config.path}")
+    return msgspec.structs.replace(config, listen=listen)
+
+
+def _open_to_all(listen: HostPort, keys: object) -> str | None:
+    """What to do about an address that others reach while no key is asked."""
+    if keys is not None or listen.loopback:
+        return None
+    return f"{listen} can be reached by others: add `keys: keys.yaml`, or listen on 127.0.0.1"
+
+
 def _or(own: float | None, common: float) -> float:
     return common if own is None else own
 
@@ -403,9 +420,9 @@ class _Checks:
                 found.append(self._at(("tiers", index), f"`{tier}` cannot be a tier's name"))
         if not file.model or ":" in file.model or not file.model.isascii() or not file.model.isprintable():
             found.append(self._at(("model",), "a model's name is printable ASCII without a colon"))
-        if file.keys is None and not file.listen.loopback:
-            message = f"{file.listen} can be reached by others: add `keys: keys.yaml`, or listen on 127.0.0.1"
-            found.append(self._at(("listen",), message))
+        open_to_all = _open_to_all(file.listen, file.keys)
+        if open_to_all is not None:
+            found.append(self._at(("listen",), open_to_all))
         if file.admin_token is None and not file.admin.loopback:
             message = f"{file.admin} can be reached by others: add `admin_token: ${{NAME}}`, or use 127.0.0.1"
             found.append(self._at(("admin",), message))

@@ -1,6 +1,9 @@
 """Who is calling: keys to tenants. Fails closed: a key that is not found, revoked or expired is nobody.
 
-A key is looked up by its SHA-256 digest, and the same work is done whether or not it exists.
+A key is looked up by its SHA-256 digest: how long that takes depends on the digest, which nobody can steer,
+not on the key. The same is then done for a good key, a revoked one, an expired one and one that is not there.
+No digest is remembered from one request to the next: it costs less than a microsecond, and a table from keys
+to digests would hold clients' keys in memory and be searched in a time that depends on them.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import hmac
+import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,25 +27,36 @@ from policies.document import Path as Where
 ANONYMOUS = "anonymous"
 DEFAULT_PLAN = "default"
 _NO_DIGEST = b"\0" * 32
+_EMPTY = hashlib.sha256(b"").digest()
 DIGEST_BYTES = 32
 
 
 class Tenant(msgspec.Struct, frozen=True):
-    """`tiers` and `models` are what it may use, None: all. `expires` is a Unix time. `shared` is the plan of
-    its organisation, if it is in one."""
+    """`tiers` and `models` are what it may use, None: all. `expires` is a Unix time, infinite where there is
+    none. `shared` is the plan of its organisation, if it is in one."""
 
     name: str
     plan: str = DEFAULT_PLAN
     tags: frozenset[str] = frozenset()
     tiers: frozenset[str] | None = None
     models: frozenset[str] | None = None
-    expires: float | None = None
+    expires: float = math.inf
     disabled: bool = False
     organisation: str = ""
     shared: str = DEFAULT_PLAN
 
     def may_use(self, tier: str) -> bool:
         return self.tiers is None or tier in self.tiers
+
+
+_NOT_FOUND = (_NO_DIGEST, Tenant("", disabled=True))
+
+
+class _Previous(Part, frozen=True):
+    """A key that was replaced, and until when it is still accepted."""
+
+    sha256: str
+    until: str
 
 
 class _Key(Part, frozen=True):
@@ -55,6 +70,7 @@ class _Key(Part, frozen=True):
     expires: str | None = None
     disabled: bool = False
     organisation: str | None = None
+    previous: _Previous | None = None
 
 
 class _Organisation(Part, frozen=True):
@@ -94,23 +110,27 @@ class Keyring:
 
     def __init__(self, tenants: Mapping[bytes, Tenant] | None, warnings: tuple[Diagnostic, ...] = ()) -> None:
         self._tenants = tenants
+        self._found = {digest: (digest, tenant) for digest, tenant in (tenants or {}).items()}
         self.warnings = warnings
         self._anonymous = Tenant(ANONYMOUS)
 
     @property
     def tenants(self) -> tuple[Tenant, ...]:
+        """One for each key: a tenant whose key was just replaced is there twice."""
         return (self._anonymous,) if self._tenants is None else tuple(self._tenants.values())
+
+    def find(self, key: bytes) -> Tenant | None:
+        """Whose key it is, valid or not."""
+        return (self._tenants or {}).get(hashlib.sha256(key).digest())
 
     def authenticate(self, presented: bytes | None, now: float) -> Tenant:
         """The tenant of a presented key. Raises InvalidKey, with one text for every reason."""
         if self._tenants is None:
             return self._anonymous
         digest = hashlib.sha256(presented or b"").digest()
-        tenant = self._tenants.get(digest)
-        found = hmac.compare_digest(digest, digest if tenant is not None else _NO_DIGEST)
-        expires = tenant.expires if tenant is not None else None
-        valid = tenant is not None and not tenant.disabled and (expires is None or now < expires)
-        if not (found and valid and presented) or tenant is None:
+        known, tenant = self._found.get(digest, _NOT_FOUND)
+        # No `and`: each question is asked, whatever the answer to the one before.
+        if not hmac.compare_digest(digest, known) & (not tenant.disabled) & (now < tenant.expires):
             raise InvalidKey(
                 "the API key is missing, unknown or no longer valid: send it as `Authorization: Bearer …`"
             )
@@ -167,29 +187,32 @@ def parse_keys(text: str, file: str, known: Known, *, loopback: bool) -> Keyring
         if key.organisation is not None and organisation not in organisations:
             message = unknown("organisation", organisation, organisations)
             problems.append(document.problem((*at, "organisation"), message))
-        digest = _NO_DIGEST
-        expires: float | None = None
+        digests: list[tuple[bytes, float]] = []
         try:
-            digest = _digest(key)
-            expires = _expiry(key.expires)
+            expires = math.inf if key.expires is None else moment(key.expires)
+            digests.append((_digest(key), expires))
+            if key.previous is not None:
+                until = min(expires, moment(key.previous.until))
+                digests.append((_sha256(key.previous.sha256), until))
         except ValueError as exc:
             problems.append(document.problem(at, str(exc)))
-        if digest in tenants:
-            problems.append(document.problem(at, "the same key twice"))
         if key.key is not None and not loopback:
             message = f"the key `{key.name}` stands here in plain text: write its sha256 instead"
             problems.append(document.problem((*at, "key"), message, severity="warning"))
-        tenants[digest] = Tenant(
-            name=key.name,
-            plan=key.plan,
-            tags=frozenset(key.tags),
-            tiers=None if key.tiers is None else frozenset(key.tiers),
-            models=None if key.models is None else frozenset(key.models),
-            expires=expires,
-            disabled=key.disabled,
-            organisation=organisation,
-            shared=organisations.get(organisation, DEFAULT_PLAN),
-        )
+        for digest, until in digests:
+            if digest in tenants:
+                problems.append(document.problem(at, "the same key twice"))
+            tenants[digest] = Tenant(
+                name=key.name,
+                plan=key.plan,
+                tags=frozenset(key.tags),
+                tiers=None if key.tiers is None else frozenset(key.tiers),
+                models=None if key.models is None else frozenset(key.models),
+                expires=until,
+                disabled=key.disabled,
+                organisation=organisation,
+                shared=organisations.get(organisation, DEFAULT_PLAN),
+            )
     if any(p.severity == "error" for p in problems):
         raise ProblemsError(problems)
     return Keyring(tenants, tuple(problems))
@@ -203,22 +226,27 @@ def _digest(key: _Key) -> bytes:
             raise ValueError("`key` is empty")
         return hashlib.sha256(key.key.strip().encode()).digest()
     assert key.sha256 is not None
+    return _sha256(key.sha256)
+
+
+def _sha256(text: str) -> bytes:
     try:
-        digest = bytes.fromhex(key.sha256)
+        digest = bytes.fromhex(text)
     except ValueError:
         digest = b""
+    if digest == _EMPTY:
+        raise ValueError("`sha256` is that of an empty key")
     if len(digest) != DIGEST_BYTES:
         raise ValueError("`sha256` is 64 hexadecimal digits: printf %s KEY | sha256sum")
     return digest
 
 
-def _expiry(text: str | None) -> float | None:
-    if text is None:
-        return None
+def moment(text: str) -> float:
+    """The Unix time of a date, with a time of day or without; in UTC by default. Raises ValueError."""
     try:
-        moment = dt.datetime.fromisoformat(text)
+        parsed = dt.datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f"`{text}` is not a date: write 2027-01-01 or 2027-01-01T12:00:00+00:00") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=dt.UTC)
-    return moment.timestamp()
+    if parsed.tzinfo is None:
+        parsed = parsed.replace(tzinfo=dt.UTC)
+    return parsed.timestamp()

@@ -272,9 +272,7 @@ class Exchange:
             )
         model = self._gateway.config.model
         if tenant.models is not None and not {model, request.model} & tenant.models:
-            raise TierNotAllowed(
-                f"this key may not use the model `{request.model}`", param="model", code="model_not_allowed"
-            )
+            raise TierNotAllowed(f"this key may not use the model `{request.model}`", param="model")
         self.record.model = request.model
         return names[request.model]
 

@@ -18,6 +18,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "Have a gateway read its policy and keys again.",
     ),
     "explain": ("gateway.cli.explain", "explain_command", "Show how a request would be decided, and why."),
+    "keys": ("gateway.cli.keys_cmd", "keys_group", "Make, list, revoke and rotate keys of applications."),
     "policy": ("gateway.cli.policy", "policy_group", "Check, test and replay policies; print their JSON Schema."),
     "engines": ("gateway.cli.engines_cmd", "engines_group", "Install the environments that engines run in."),
     "models": ("gateway.cli.models_cmd", "models_group", "Make and check model folders."),

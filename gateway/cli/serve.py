@@ -7,9 +7,8 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
-from gateway.config import DEFAULT_FILE, Config, HostPort, read
+from gateway.config import DEFAULT_FILE, Config, HostPort, listening, read
 from policies.document import ProblemsError
 
 FAILED = 1
@@ -62,11 +61,10 @@ def serve_command(path: Path, listen: str | None) -> None:
             address = HostPort.parse(listen)
         except ValueError as exc:
             raise click.BadParameter(str(exc), param_hint="--listen") from None
-        if config.keys is None and not address.loopback:
-            raise _fail(
-                f"{address} can be reached by others: add `keys: keys.yaml` to {path}, or use 127.0.0.1"
-            )
-        config = msgspec.structs.replace(config, listen=address)
+        try:
+            config = listening(config, address)
+        except ValueError as exc:
+            raise _fail(str(exc)) from None
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

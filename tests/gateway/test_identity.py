@@ -13,9 +13,11 @@ SHA = hashlib.sha256(b"sk-hashed").hexdigest()
 NOW = 1_800_000_000.0
 
 
+KNOWN = Known(tiers=("fast", "exact"), plans=("default", "trial"), models=("smollm2", "smollm2:fast"))
+
+
 def read(text: str, *, loopback: bool = True) -> Keyring:
-    known = Known(tiers=("fast", "exact"), plans=("default", "trial"), models=("smollm2", "smollm2:fast"))
-    return parse_keys(text, "keys.yaml", known, loopback=loopback)
+    return parse_keys(text, "keys.yaml", KNOWN, loopback=loopback)
 
 
 def test_a_key_is_found_by_its_digest_or_in_plain() -> None:
@@ -46,6 +48,21 @@ def test_keys_end_by_date_and_by_hand() -> None:
     for key, now in ((b"ka", start), (b"kb", 0), (b"kc", start + 8 * 3600)):
         with pytest.raises(InvalidKey):
             ring.authenticate(key, now)
+
+
+def test_a_key_before_ends_by_its_own_date() -> None:
+    other = hashlib.sha256(b"ko").hexdigest()
+    ring = read(
+        f"keys: [{{name: a, key: kn, plan: trial, previous: {{sha256: {other}, until: 2027-01-15}}}},"
+        f" {{name: b, key: kb, expires: 2027-01-15, previous: {{sha256: {SHA}, until: 2028-01-01}}}}]"
+    )
+    start = 1_799_971_200.0  # 2027-01-15T00:00:00Z
+    assert ring.authenticate(b"ko", start - 1).plan == "trial"
+    assert ring.authenticate(b"sk-hashed", start - 1).name == "b"
+    assert ring.authenticate(b"kn", start).name == "a"
+    for key in (b"ko", b"kb", b"sk-hashed"):
+        with pytest.raises(InvalidKey):
+            ring.authenticate(key, start)
 
 
 def test_without_a_key_file_everybody_is_anonymous() -> None:
@@ -125,6 +142,22 @@ def test_where_a_key_is_presented(headers: Any, key: bytes | None) -> None:
         (f"keys: [{{name: a, key: x, sha256: {SHA}}}]", "1:8: error: give either `sha256` or `key`"),
         ("keys: [{name: a, sha256: abc}]", "1:8: error: `sha256` is 64 hexadecimal digits"),
         (f"keys: [{{name: a, sha256: '{SHA[:-1]}g'}}]", "1:8: error: `sha256` is 64 hexadecimal digits"),
+        (
+            f"keys: [{{name: a, sha256: {hashlib.sha256(b'').hexdigest()}}}]",
+            "1:8: error: `sha256` is that of an empty key",
+        ),
+        (
+            "keys: [{name: a, key: x, previous: {sha256: abc, until: 2027-01-01}}]",
+            "1:8: error: `sha256` is 64 hexadecimal digits",
+        ),
+        (
+            f"keys: [{{name: a, key: sk-hashed, previous: {{sha256: {SHA}, until: 2027-01-01}}}}]",
+            "1:8: error: the same key twice",
+        ),
+        (
+            f"keys: [{{name: a, key: x, previous: {{sha256: {SHA}, until: soon}}}}]",
+            "1:8: error: `soon` is not a date",
+        ),
         ("keys: [{name: a, key: ' '}]", "1:8: error: `key` is empty"),
         ("keys: [{name: a, key: x}, {name: a, key: y}]", "1:34: error: `a` is another key's name already"),
         ("keys: [{name: a, key: x}, {name: b, key: x}]", "1:27: error: the same key twice"),
