@@ -20,8 +20,8 @@ class Features(NamedTuple):
 
 
 VERSION = 4
-HEAD = 500
-TAIL = 400
+HEAD = 350
+TAIL = 250
 """Bytes of UTF-8 that are read of a long text, about: a character of three says as much as three of one."""
 
 LONG = 300

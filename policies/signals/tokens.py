@@ -114,15 +114,21 @@ def _estimate(text: str, most: int) -> float:
 
 def _whole(text: str) -> float:
     """The weighted sum of `features`: each kind is counted by what its removal takes away."""
-    kinds = text.encode("utf-8", "surrogatepass").translate(_KINDS)
-    rest = kinds.translate(None, _COMMON)
-    lower = len(kinds) - len(kinds.translate(None, b"a"))
-    total = _LOWER * lower + _BLANK * kinds.count(b" ")
+    rest = text.encode("utf-8", "surrogatepass").translate(_KINDS)
+    size = len(rest)
+    if not text.isascii():
+        rest = rest.translate(None, b"x")
+        size = len(rest)
+    rest = rest.translate(None, b"a")
+    lower = size - len(rest)
+    size = len(rest)
+    rest = rest.translate(None, b" ")
+    left = len(rest)
+    total = _LOWER * lower + _BLANK * (size - left)
     if b"0" in rest:
         total += _PAIRS * (rest.count(b"0") - rest.count(b"00"))
     if b"l" in rest and rest.count(b"l") * 200 > lower:
         total += _FOREIGN * lower
-    left = len(rest)
     for kind, weight in _OTHERS:
         if not left:
             break
