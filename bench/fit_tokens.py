@@ -1,9 +1,9 @@
 """Fit the weights of the token estimate, and show its error for each tokenizer.
 
-    python bench/fit_tokens.py TOKENIZER TOKENIZER [--also TOKENIZER]... [--texts LABELLED.jsonl]
+    python bench/fit_tokens.py TOKENIZER TOKENIZER... [--also TOKENIZER]... [--texts LABELLED.jsonl]
 
-A TOKENIZER is a tokenizer.json or the name of a tiktoken encoding. The weights are fitted to the geometric
-mean of the first ones, on the standard library's sources, the licences that Debian ships and
+A TOKENIZER is a tokenizer.json, a .tiktoken file of a Qwen model, or the name of a tiktoken encoding. The weights
+are fitted to the geometric mean of the first ones, on the standard library's sources, the licences that Debian ships and
 bench/data/prompts.txt, and printed; `--also` ones and `--texts` are only measured. Needs numpy, tokenizers
 and, for its encodings, tiktoken.
 """
@@ -23,6 +23,11 @@ from policies.signals.tokens import FEATURES, features
 
 PROMPTS = Path(__file__).parent / "data" / "prompts.txt"
 LICENCES = Path("/usr/share/common-licenses")
+# How Qwen's tokenizers cut a text before merging (its tokenizer.json, `pre_tokenizer`).
+QWEN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 Count = Callable[[str], int]
 # ruff: noqa: RUF001
 MARKS = (
@@ -34,14 +39,20 @@ MARKS = (
 
 
 def tokenizer(name: str) -> Count:
-    if Path(name).exists():
+    if name.endswith(".json"):
         from tokenizers import Tokenizer
 
         whole = Tokenizer.from_file(name)
         return lambda text: len(whole.encode(text, add_special_tokens=False).ids)
     import tiktoken
+    from tiktoken.load import load_tiktoken_bpe
 
-    encoding = tiktoken.get_encoding(name)
+    if name.endswith(".tiktoken"):
+        encoding = tiktoken.Encoding(
+            name, pat_str=QWEN, mergeable_ranks=load_tiktoken_bpe(name), special_tokens={}
+        )
+    else:
+        encoding = tiktoken.get_encoding(name)
     return lambda text: len(encoding.encode(text, disallowed_special=()))
 
 
@@ -111,14 +122,24 @@ def main() -> None:
     print(dict(zip(FEATURES, weights, strict=True)))
     if arguments.texts:
         texts |= labelled_texts(arguments.texts)
-    counts = {name: tokenizer(name) for name in (*arguments.tokenizers, *arguments.also)}
+    counts = {_short(name): tokenizer(name) for name in (*arguments.tokenizers, *arguments.also)}
+    print(
+        "\nestimate against each, of all texts of a kind together; in brackets the median error of one text"
+    )
+    print(f"{'':24}" + "".join(f"{name:>18}" for name in counts))
     for kind, some in texts.items():
-        guess = sum(float(np.dot(weights, features(text))) for text in some)
-        errors = " ".join(
-            f"{Path(name).parent.name or name} {guess / sum(map(count, some)) - 1:+.2f}"
-            for name, count in counts.items()
-        )
-        print(f"{kind:12} {len(some):4} texts: {errors}")
+        guesses = np.array([float(np.dot(weights, features(text))) for text in some])
+        cells = []
+        for count in counts.values():
+            exact = np.array([max(1, count(text)) for text in some])
+            each = np.median(np.abs(guesses / exact - 1))
+            cells.append(f"{f'{guesses.sum() / exact.sum() - 1:+.0%} ({each:.0%})':>18}")
+        print(f"{kind:14} {len(some):4} texts" + "".join(cells))
+
+
+def _short(name: str) -> str:
+    path = Path(name)
+    return path.parent.name if path.stem == "tokenizer" else path.stem.removesuffix("_tokenizer")
 
 
 if __name__ == "__main__":
