@@ -1,14 +1,21 @@
-"""What the machine has: NVIDIA GPUs, cores, memory, disk. Reading it needs no package of NVIDIA's."""
+"""What the machine has: NVIDIA GPUs, cores, memory, disk.
+
+GPUs are read through NVML where `nvidia-ml-py` is installed (the extra `gpu`): it also tells what the driver
+keeps for itself. Else by `nvidia-smi`, which needs no package.
+"""
 
 from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -17,17 +24,22 @@ QUERY = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader
 CAPABILITY_QUERY = ("nvidia-smi", "--query-gpu=index,compute_cap", "--format=csv,noheader,nounits")
 
 Runner = Callable[[Sequence[str]], str]
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) *(?:([mg])(?:i?b)?)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One NVIDIA GPU; `total` and `free` are bytes, `capability` is CUDA's, as in (8, 9)."""
+    """One NVIDIA GPU; `total`, `free` and `reserved` are bytes, `capability` is CUDA's, as in (8, 9).
+
+    `reserved` is what the driver keeps for itself, where that is known.
+    """
 
     index: int
     name: str
     total: int
     free: int
     capability: tuple[int, int] | None = None
+    reserved: int | None = None
 
     @property
     def visible(self) -> int:
@@ -36,7 +48,8 @@ class Gpu:
         By PyTorch's out-of-memory messages: 23.64 of 23.99 GiB on an RTX 4090, 14.56 of 15 on a T4, 79.1 of
         80 on an A100.
         """
-        return self.total - max(int(0.45 * GIB), self.total * 11 // 1000)
+        usual = max(int(0.45 * GIB), self.total * 11 // 1000)
+        return self.total - (usual if self.reserved is None else self.reserved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +113,46 @@ def gpus(runner: Runner = run) -> tuple[Gpu, ...]:
     return parse_gpus(listed, runner(CAPABILITY_QUERY)) if listed else ()
 
 
+def load_nvml() -> Any | None:
+    """NVML's Python binding, started; None where it is not installed or there is no driver."""
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    return nvml
+
+
+def nvml_gpus(nvml: Any) -> tuple[Gpu, ...]:
+    """The GPUs that NVML sees, by index; those that do not tell their memory (MIG, lost) are left out."""
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+            name, capability = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        except nvml.NVMLError:
+            continue
+        found.append(Gpu(index, name, memory.total, memory.free, tuple(capability), memory.reserved))
+    return tuple(found)
+
+
+def imagined(index: int, size: str) -> Gpu:
+    """A GPU that is not there, idle: `24GiB`, `24GB` (as cards are sold, who mean GiB), `24`, `8188MiB`.
+
+    Raises ValueError.
+    """
+    match = _SIZE.fullmatch(size.strip())
+    total = int(float(match[1]) * (MIB if (match[2] or "g").lower() == "m" else GIB)) if match else 0
+    if not GIB <= total <= 4096 * GIB:
+        raise ValueError(f"`{size}` is no size of a GPU: write 24GiB, or 24564MiB as nvidia-smi shows it")
+    gpu = Gpu(index, f"{gib(total)} GPU", total, total)
+    return Gpu(index, gpu.name, total, gpu.visible)
+
+
 def parse_meminfo(text: str) -> tuple[int, int]:
     """Total and available bytes from /proc/meminfo."""
     found = {}
@@ -121,14 +174,25 @@ def parse_cpu_flags(text: str) -> frozenset[str]:
     return frozenset()
 
 
-def look(runner: Runner = run, *, root: Path = Path("/")) -> Machine:
-    """The machine as it is now. `root` is where proc and sys are found."""
+def look(
+    runner: Runner = run,
+    *,
+    root: Path = Path("/"),
+    nvml: Callable[[], Any | None] = load_nvml,
+    env: Mapping[str, str] = os.environ,
+) -> Machine:
+    """The machine as it is now. `root` is where proc and sys are found.
+
+    An empty CUDA_VISIBLE_DEVICES hides the GPUs, as it does from CUDA.
+    """
     total, available = parse_meminfo(_read(root / "proc/meminfo"))
     limit, used = _cgroup(root)
     if limit is not None and limit < total:
         total, available = limit, min(available, max(0, limit - used))
+    hidden = env.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    driver = None if hidden else nvml()
     return Machine(
-        gpus=gpus(runner),
+        gpus=() if hidden else gpus(runner) if driver is None else nvml_gpus(driver),
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         memory=total,
         available=available,

@@ -1,5 +1,7 @@
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,10 @@ from engines.hardware import (
     Gpu,
     disk_free,
     gpus,
+    imagined,
+    load_nvml,
     look,
+    nvml_gpus,
     parse_cpu_flags,
     parse_gpus,
     parse_meminfo,
@@ -88,6 +93,86 @@ def test_cuda_shows_a_little_less_than_the_card_has(total: int, shown: float) ->
     assert visible == pytest.approx(shown, rel=0.005)
 
 
+def test_what_the_driver_says_it_keeps_counts_more_than_what_is_usual() -> None:
+    assert Gpu(0, "card", 24 * GIB, 24 * GIB, reserved=300 * MIB).visible == 24 * GIB - 300 * MIB
+
+
+class LostError(Exception):
+    """What NVML raises."""
+
+
+def driver() -> Any:
+    """NVML with one good GPU and one that is lost."""
+
+    def memory(handle: int, version: int) -> Any:
+        if handle == 1:
+            raise LostError
+        assert version == 2
+        return SimpleNamespace(total=24564 * MIB, reserved=340 * MIB, free=24000 * MIB, used=224 * MIB)
+
+    return SimpleNamespace(
+        NVMLError=LostError,
+        nvmlMemory_v2=2,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetMemoryInfo=memory,
+        nvmlDeviceGetName=lambda handle: "NVIDIA GeForce RTX 4090",
+        nvmlDeviceGetCudaComputeCapability=lambda handle: [8, 9],
+    )
+
+
+def test_nvml_tells_what_the_driver_keeps_and_lost_gpus_are_left_out() -> None:
+    card = Gpu(0, "NVIDIA GeForce RTX 4090", 24564 * MIB, 24000 * MIB, (8, 9), 340 * MIB)
+    assert nvml_gpus(driver()) == (card,)
+    assert card.visible == 24224 * MIB
+
+
+def test_nvml_is_asked_before_nvidia_smi(tmp_path: Path) -> None:
+    def forbidden(command: Sequence[str]) -> str:
+        pytest.fail("nvidia-smi was asked")
+
+    machine = look(forbidden, root=machine_root(tmp_path, "max\n"), nvml=driver, env={})
+    assert [gpu.name for gpu in machine.gpus] == ["NVIDIA GeForce RTX 4090"]
+
+
+@pytest.mark.parametrize("value", ["", "-1"])
+def test_gpus_that_are_hidden_from_cuda_are_hidden_from_us(tmp_path: Path, value: str) -> None:
+    env = {"CUDA_VISIBLE_DEVICES": value}
+    assert look(root=machine_root(tmp_path, "max\n"), nvml=driver, env=env).gpus == ()
+
+
+def test_without_a_driver_there_is_no_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    def fails() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fails)
+    assert load_nvml() is None
+
+
+@pytest.mark.parametrize(
+    ("size", "total"),
+    [
+        ("24GiB", 24 * GIB),
+        ("24 GB", 24 * GIB),
+        ("24", 24 * GIB),
+        ("7.5g", 7 * GIB + GIB // 2),
+        ("8188MiB", 8188 * MIB),
+    ],
+)
+def test_a_gpu_that_is_not_there_has_a_size(size: str, total: int) -> None:
+    gpu = imagined(1, size)
+    assert (gpu.index, gpu.total) == (1, total)
+    assert gpu.free == gpu.visible < total
+
+
+@pytest.mark.parametrize("size", ["", "large", "24TiB", "-1GiB", "0", "24 GiB GiB", "1e3", "99999"])
+def test_what_is_no_size_is_refused(size: str) -> None:
+    with pytest.raises(ValueError, match="is no size of a GPU"):
+        imagined(0, size)
+
+
 def test_meminfo_gives_bytes() -> None:
     assert parse_meminfo("MemTotal:       1000 kB\nMemFree: 1 kB\nMemAvailable:    600 kB\n") == (
         1000 * 1024,
@@ -115,7 +200,7 @@ def machine_root(folder: Path, limit: str) -> Path:
 
 
 def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path) -> None:
-    machine = look(lambda _: "", root=machine_root(tmp_path, f"{4 * GIB}\n"))
+    machine = look(lambda _: "", root=machine_root(tmp_path, f"{4 * GIB}\n"), nvml=lambda: None)
     assert (machine.memory, machine.available) == (4 * GIB, 3 * GIB)
     assert machine.cpu_flags == {"avx2"}
     assert machine.gpus == ()
@@ -123,7 +208,7 @@ def test_a_container_has_no_more_memory_than_its_limit(tmp_path: Path) -> None:
 
 
 def test_without_a_limit_the_memory_is_the_machines(tmp_path: Path) -> None:
-    machine = look(lambda _: "", root=machine_root(tmp_path, "max\n"))
+    machine = look(lambda _: "", root=machine_root(tmp_path, "max\n"), nvml=lambda: None)
     assert (machine.memory, machine.available) == (16 * GIB, 12 * GIB)
 
 

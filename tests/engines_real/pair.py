@@ -160,7 +160,8 @@ def _environment(folder: Path) -> dict[str, str]:
     hide.write_text("#!/bin/sh\nexit 9\n", encoding="ascii")
     hide.chmod(0o755)
     path = f"{hide.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    return {**os.environ, "PATH": path, "VLLM_ENABLE_RESPONSES_API_STORE": "1", "NO_COLOR": "1"}
+    hidden = {"PATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, **hidden, "VLLM_ENABLE_RESPONSES_API_STORE": "1", "NO_COLOR": "1"}
 
 
 def _wait(process: subprocess.Popen[bytes], paths: runfile.Paths, output: Path) -> runfile.Run:
