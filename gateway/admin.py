@@ -56,6 +56,7 @@ def status_body(gateway: Gateway) -> dict[str, object]:
         "policy": {
             "file": gateway.snapshot.policy.file,
             "hash": gateway.snapshot.policy.hash,
+            "prompt_tokens": gateway.prompts if gateway.counter is None else gateway.counter.source,
             "rules": [rule.name for rule in gateway.snapshot.policy.rules],
             "reload_error": gateway.reload_error,
             "shadow": None if candidate is None else candidate.status(),

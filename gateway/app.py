@@ -28,6 +28,7 @@ from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.traces import Tracer, otlp_tracer
+from gateway.tokenizer import Counter, tokenizer_of
 
 logger = logging.getLogger("dualgauge.gateway")
 
@@ -46,6 +47,7 @@ def build(config: Config, tracer: Tracer | None = None) -> Gateway:
     stamps: Stamps = {}
     snapshot, problem = read_snapshot(config, stamps=stamps)
     metrics = Metrics(fleet, store)
+    tokenizer, prompts = tokenizer_of(config)
     telemetry = config.telemetry
     if tracer is None and telemetry.otlp is not None:
         tracer = otlp_tracer(telemetry.otlp, telemetry.sample, rand, capture=telemetry.capture_content)
@@ -64,6 +66,8 @@ def build(config: Config, tracer: Tracer | None = None) -> Gateway:
         rand=rand,
         decisions=_decisions(config, metrics),
         stamps=stamps,
+        counter=None if tokenizer is None else Counter(tokenizer),
+        prompts=prompts,
     )
     told(gateway, problem)
     return gateway
@@ -136,6 +140,8 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         await asyncio.gather(*tasks, return_exceptions=True)
         for upstream in gateway.upstreams.values():
             upstream.pool.close()
+        if gateway.counter is not None:
+            gateway.counter.close()
         if gateway.decisions is not None:
             await asyncio.to_thread(gateway.decisions.log.close, LOG_SECONDS)
         if gateway.tracer is not None:

@@ -190,6 +190,7 @@ class File(Part, frozen=True):
     limits: LimitsPart = LimitsPart()
     telemetry: Telemetry = Telemetry()
     decision_log: DecisionLogPart | None = None
+    tokenizer: str = "auto"
     timeouts: TimeoutsPart = TimeoutsPart()
     health: Health = Health()
     retries: Retries = Retries()
@@ -217,6 +218,7 @@ class Config(msgspec.Struct, frozen=True):
     health: Health
     retries: Retries
     bounds: Bounds
+    tokenizer: str
     shutdown_grace: float
 
     @property
@@ -257,8 +259,22 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
         health=file.health,
         retries=file.retries,
         bounds=file.bounds,
+        tokenizer=_tokenizer(document, file.tokenizer, folder),
         shutdown_grace=file.shutdown_grace,
     )
+
+
+def _tokenizer(document: Document, named: str, folder: Path) -> str:
+    """`auto`, `none`, or a file that is there. Raises ProblemsError."""
+    if named in ("auto", "none"):
+        return named
+    file = _absolute(folder, named)
+    if file.is_dir():
+        file /= "tokenizer.json"
+    if not file.is_file():
+        message = f"there is no {file}: name a tokenizer.json or the folder that has it, `auto` or `none`"
+        raise ProblemsError([document.problem(("tokenizer",), message)])
+    return str(file)
 
 
 def _engine(part: EnginePart, index: int, file: File, folder: Path) -> EngineSpec:

@@ -50,10 +50,11 @@ from gateway.telemetry.content import CopyingTap, ReplyCopy
 from gateway.telemetry.decisions import Decided
 from gateway.telemetry.record import Outcome, Record
 from gateway.telemetry.traces import traceparent
+from gateway.tokenizer import Counter, near
 from policies.decision import NO_EDITS, Contract, Decision, pinned
 from policies.facts import Facts
 from policies.signals import Memo
-from policies.signals.tokens import estimate_prompt
+from policies.signals.prompt import estimate
 
 logger = logging.getLogger("dualgauge.gateway")
 
@@ -155,6 +156,8 @@ class Exchange:
             await self._relay_stored(path)
             return
         await self._read()
+        if gateway.counter is not None and endpoint.kind == "generate":
+            await self._count(gateway.counter)
         decision = self._decide() if endpoint.kind == "generate" else self._anywhere()
         if endpoint.kind == "generate":
             self.record.reserve_began = gateway.clock()
@@ -211,6 +214,16 @@ class Exchange:
                 self._sample = found[2]
 
     # measure and decide
+
+    async def _count(self, counter: Counter) -> None:
+        """Have the model's own tokenizer count the prompt, where a decision may hang on it."""
+        request, snapshot = self._request, self._snapshot
+        assert request is not None
+        candidate = snapshot.candidate
+        policies = (snapshot.policy,) if candidate is None else (snapshot.policy, candidate.policy)
+        if near(policies, len(request.body.raw)) and self._gateway.names.get(request.model) is None:
+            dialect = self._endpoint.dialect.name
+            request.prompt_tokens = await counter.count(request.conversation(), dialect, policies)
 
     def _decide(self) -> Decision:
         gateway, request, tenant = self._gateway, self._request, self._tenant
@@ -531,7 +544,7 @@ class Exchange:
 
 
 def _estimate(request: Request) -> int:
-    return estimate_prompt([turn.text for turn in request.conversation().turns])
+    return estimate(request.conversation()) if request.prompt_tokens is None else request.prompt_tokens
 
 
 def _no_such_reply(reply: str) -> GatewayError:

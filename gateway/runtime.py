@@ -19,6 +19,7 @@ from gateway.shadow import Candidate
 from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.traces import Tracer
+from gateway.tokenizer import Counter
 from policies.logged import Fields
 from policies.policy import Policy
 
@@ -90,7 +91,8 @@ class StoredReplies:
 
 @dataclass(slots=True)
 class Gateway:
-    """`clock` is monotonic and `wall` Unix time, both in seconds; `rand` draws ids."""
+    """`clock` is monotonic and `wall` Unix time, both in seconds; `rand` draws ids. `prompts` says how the
+    length of prompts is measured, where nothing counts them."""
 
     config: Config
     snapshot: Snapshot
@@ -109,6 +111,8 @@ class Gateway:
     shadow_error: str | None = None
     restart_needed: bool = False
     decisions: Decisions | None = None
+    counter: Counter | None = None
+    prompts: str = "estimated"
     stamps: Stamps = field(default_factory=dict)
     names: dict[str, str | None] = field(default_factory=dict)
 

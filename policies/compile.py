@@ -29,6 +29,7 @@ from policies.facts import Facts
 from policies.patterns import PLACES, pattern_signal
 from policies.policy import Condition, Policy, Rule
 from policies.signals import SIGNALS, Memo, Signal
+from policies.signals.prompt import PROMPT_SIGNAL
 from policies.syntax import read
 from policies.times import Window, inside
 
@@ -84,6 +85,7 @@ def compile_policy(
         signals=frozenset(compiler.signals),
         fields=MappingProxyType(compiler.fields),
         patterns=MappingProxyType(compiler.patterns),
+        token_bounds=tuple(sorted(compiler.token_bounds)),
         shadow=syntax.shadow,
         rollout=syntax.rollout,
     )
@@ -101,6 +103,7 @@ class _Compiler:
         self.signals: set[str] = set()
         self.fields: dict[tuple[str, str], frozenset[str]] = {}
         self.patterns: dict[str, Signal] = {}
+        self.token_bounds: set[float] = set()
 
     def condition(self, expression: Expression) -> Condition:
         match expression:
@@ -117,6 +120,10 @@ class _Compiler:
                 return self._conditions[name]
             case SignalTest():
                 self.signals.add(expression.signal)
+                if expression.signal == PROMPT_SIGNAL.name:
+                    operand = expression.operand
+                    bounds = operand if isinstance(operand, frozenset) else (operand,)
+                    self.token_bounds.update(float(bound) for bound in bounds)
                 return _signal(expression)
             case FieldTest():
                 if expression.kind in PAIRS:

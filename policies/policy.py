@@ -15,6 +15,8 @@ from policies.signals import SIGNALS, Memo, Signal
 
 OTHERWISE = "no rule before it held"
 ALWAYS = "it has no `when`"
+NEAR = 2.0
+"""An estimated length may be wrong by this factor: more than it is for texts that were ever measured."""
 NO_PATTERNS: Mapping[str, Signal] = MappingProxyType({})
 
 
@@ -72,12 +74,12 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`hash` names the content. Its rules read `signals`, `patterns` (by their names), `fields`
-    and the time.
+    """`hash` names the content. Its rules read `signals`, `patterns` (by their names), `fields` and the time.
 
     `fields` are headers and metadata entries, as (`header` or `metadata`, name), each with the values that it
     is compared with, without case; none where it need only be there. `shadow` names a candidate that decides
-    beside this policy, `rollout` (0..1) is its share.
+    beside this policy, `rollout` (0..1) is its share. `token_bounds` are what
+    `prompt_tokens` is compared with.
     """
 
     file: str
@@ -89,6 +91,7 @@ class Policy:
     signals: frozenset[str]
     fields: Mapping[tuple[str, str], frozenset[str]]
     patterns: Mapping[str, Signal] = field(default_factory=lambda: NO_PATTERNS)
+    token_bounds: tuple[float, ...] = ()
     shadow: str | None = None
     rollout: float = 0.0
 
@@ -104,6 +107,15 @@ class Policy:
                 if condition.kind == "class":
                     found[condition.text] = condition
         return found
+
+    def is_near(self, tokens: int) -> bool:
+        """Whether an estimated length of the prompt is so near to a bound that counting may decide."""
+        return any(bound / NEAR <= tokens <= bound * NEAR for bound in self.token_bounds)
+
+    @property
+    def least_near(self) -> float:
+        """The shortest prompt for which `is_near` may be true."""
+        return min(self.token_bounds, default=float("inf")) / NEAR
 
     @property
     def needs_conversation(self) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -17,6 +17,10 @@ from gateway.cli.chosen import compiled, deployed, log_of, tiers_of
 from gateway.cli.explained import lines, record, signals
 from policies.logged import DecisionLine, FieldsLine, Reader, decode
 from policies.policy import Explanation, Policy
+
+if TYPE_CHECKING:
+    from gateway.config import Config
+    from gateway.tokenizer import Tokenizer
 
 MAX_LAST = 10_000
 _FIELDS = b'{"kind":"fields"'
@@ -60,6 +64,9 @@ def _moment(_context: click.Context, _parameter: click.Parameter, value: str | N
 @click.option("--tenant", default="anonymous", show_default=True, help="The public name of the caller's key.")
 @click.option("--tag", "tags", multiple=True, help="A tag of the caller's key.")
 @click.option("--time", "moment", callback=_moment, help="When it comes, 2026-11-30T09:00. [default: now]")
+@click.option(
+    "--tokenizer", metavar="FILE", help="A tokenizer.json to count with. [default: that of ./dualgauge.yaml]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain_command(
     file: str | None,
@@ -73,6 +80,7 @@ def explain_command(
     tenant: str,
     tags: tuple[str, ...],
     moment: float,
+    tokenizer: str | None,
     as_json: bool,
 ) -> None:
     """Show how a request would be decided: its signals, each rule held or not, and why.
@@ -98,8 +106,13 @@ def explain_command(
         return
     caller = Caller(headers, tenant, frozenset(tags), dialect, moment)
 
+    counted, prompts = _tokenizer(tokenizer, deployment)
+
     def explain(raw: bytes) -> Explanation:
-        return explained(rules, tiers, facts_of(decoded(raw), caller))
+        facts = facts_of(decoded(raw), caller)
+        if counted is not None:
+            facts.tokens = counted.count(facts.conversation, facts.dialect)
+        return explained(rules, tiers, facts)
 
     if jsonl is not None:
         with _opened(jsonl) as stream:
@@ -114,10 +127,30 @@ def explain_command(
     except RefusedError as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(record(explanation, rules)), indent=2))
+        click.echo(msgspec.json.format(msgspec.json.encode(record(explanation, rules, prompts)), indent=2))
     else:
-        for line in lines(explanation, rules):
+        for line in lines(explanation, rules, prompts):
             click.echo(line)
+
+
+def _tokenizer(file: str | None, deployment: Config | None) -> tuple[Tokenizer | None, str]:
+    """What counts prompts, and how they are measured in words."""
+    from gateway.tokenizer import Tokenizer, TokenizerError, tokenizer_of
+
+    found: Tokenizer | None
+    if file is not None:
+        found, prompts = Tokenizer(Path(file)), f"counted by {file}"
+    else:
+        found, prompts = (None, "estimated") if deployment is None else tokenizer_of(deployment)
+    if found is None:
+        return None, prompts
+    try:
+        found.load()
+    except TokenizerError as error:
+        if file is not None:
+            raise click.ClickException(str(error)) from None
+        return None, f"estimated: {error}"
+    return found, prompts
 
 
 def _opened(file: str) -> IO[Any]:

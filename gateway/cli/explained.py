@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -20,7 +21,8 @@ def signals(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def record(explanation: Explanation, policy: Policy) -> dict[str, Any]:
+def record(explanation: Explanation, policy: Policy, prompts: str = "") -> dict[str, Any]:
+    """`prompts` says how the length of the prompt was measured, where that is known."""
     decision = explanation.decision
     return {
         "tier": decision.tier,
@@ -28,13 +30,17 @@ def record(explanation: Explanation, policy: Policy) -> dict[str, Any]:
         "reasons": decision.reasons,
         "if_busy": decision.if_busy,
         "if_unavailable": decision.contract,
+        "priority": decision.priority,
+        "trace": decision.trace,
+        "edits": {name: value for name, value in asdict(decision.edits).items() if value is not None},
         "policy": {"file": policy.file, "hash": policy.hash},
         "signals": signals(explanation),
+        **({"prompt_tokens": prompts} if prompts else {}),
         "rules": explanation.rules,
     }
 
 
-def lines(explanation: Explanation, policy: Policy) -> Iterator[str]:
+def lines(explanation: Explanation, policy: Policy, prompts: str = "") -> Iterator[str]:
     decision = explanation.decision
     yield f"{click.style(decision.tier, bold=True)}, by the rule `{decision.rule}`"
     for reason in decision.reasons:
@@ -43,13 +49,22 @@ def lines(explanation: Explanation, policy: Policy) -> Iterator[str]:
     if decision.if_busy is not None:
         busy = decision.if_busy
         yield f"  if busy ({busy.waiting} waiting or {busy.kv:.0%} of the KV cache): {busy.use}"
+    if decision.edits.max_tokens is not None:
+        yield f"  caps the output at {decision.edits.max_tokens} tokens"
+    if decision.edits.temperature is not None:
+        yield f"  sets the temperature to {decision.edits.temperature:g}"
+    if decision.priority:
+        yield f"  priority: {decision.priority}"
+    if decision.trace:
+        yield "  always traced"
     yield ""
     yield "signals"
     width = max(map(len, explanation.signals))
     for name, value in explanation.signals.items():
         shown = "not given" if value is None else _shown(value)
         unread = "" if name in explanation.used else click.style("  (no rule reads it)", dim=True)
-        yield f"  {name:<{width}} {shown}{unread}"
+        how = f"  ({prompts})" if prompts and name == "prompt_tokens" else ""
+        yield f"  {name:<{width}} {shown}{how}{unread}"
     yield ""
     yield f"rules of {policy.file} ({policy.hash})"
     for rule in explanation.rules:
