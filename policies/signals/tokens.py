@@ -1,9 +1,9 @@
 """How many tokens a text has, without its tokenizer: a sum over kinds of characters.
 
 The weights are fitted by `bench/fit_tokens.py` to the geometric mean of three byte-level BPE vocabularies,
-o200k_base (200k tokens), Qwen2.5's (152k) and DeepSeek V3's (128k), on English prose and Python sources of the
-standard library and on short requests in 20 languages. Older or smaller vocabularies need more tokens outside
-English: cl100k_base about 1.6 times as many for Chinese.
+o200k_base (200k tokens), Qwen2.5's (152k) and DeepSeek V3's (128k), on English prose and Python sources of
+the standard library and on short requests in 20 languages. Older or smaller vocabularies need more tokens
+outside English: cl100k_base about 1.6 times as many for Chinese.
 """
 
 from __future__ import annotations
