@@ -91,7 +91,8 @@ class Checker:
             raise self.refuse(path, found)
 
     def grammar(self, value: object, path: Path) -> None:
-        """A grammar in EBNF, GBNF or Lark: each compiler reads it for itself, only its nesting is bounded."""
+        """A grammar in EBNF, GBNF or Lark: its nesting is bounded, and where a rule of the first two would
+        have a compiler descend without end, it is refused. Lark's readers take rules that begin so."""
         if not isinstance(value, str):
             raise self.refuse(path, "must be a grammar in a string")
         if "\0" in value:
@@ -106,7 +107,7 @@ class Checker:
 
     def _no_left_recursion(self, grammar: str, path: Path) -> None:
         first: dict[str, set[str]] = {}
-        rules = re.split(r"^[ \t]*([\w-]+)[ \t]*(?:::=|:=|:|=)", grammar, flags=re.MULTILINE)
+        rules = re.split(r"^[ \t]*([\w-]+)[ \t]*::=", grammar, flags=re.MULTILINE)
         for name, body in zip(rules[1::2], rules[2::2], strict=True):
             heads = re.findall(r"(?:\A|\|)[\s(]*([A-Za-z_][\w-]*)", re.sub(r'"(?:\\.|[^"\\])*"', '""', body))
             first.setdefault(name, set()).update(heads)
@@ -250,8 +251,11 @@ class Checker:
                 self.schema(self.json(inner, here), here)
             elif name in ("regex", "pattern", "whitespace_pattern"):
                 self.pattern(inner, here)
-            elif name == "grammar":
+            elif name == "grammar" and not (isinstance(inner, dict) and "definition" in inner):
                 self.grammar(inner, here)
+            elif name == "definition" and "syntax" in value:
+                # Of a custom tool of OpenAI's.
+                (self.pattern if value.get("syntax") == "regex" else self.grammar)(inner, here)
             elif isinstance(inner, dict | list) or name == "structural_tag":
                 self.constraints(inner, here)
 
@@ -269,7 +273,8 @@ class Checker:
                 if name in made:
                     self._size(made[name], (*path, name))
                     self.schema(made[name], (*path, name), compiled=compiled)
-            self.constraints(made.get("format"), (*path, "format"))
+            for name in ("format", "custom"):
+                self.constraints(made.get(name), (*path, name))
 
     def _size(self, value: object, path: Path) -> None:
         size = len(msgspec.json.encode(value))

@@ -571,7 +571,22 @@ def test_grammars_that_nest_or_recurse_without_end(grammar: Any) -> None:
     assert refused(CHAT, {"structured_outputs": {"grammar": grammar}}).param == "structured_outputs"
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"type": "grammar", "syntax": "lark", "definition": "start: " + "(" * 70},
+        {"type": "grammar", "syntax": "regex", "definition": "(a+)+"},
+    ],
+)
+def test_grammars_of_custom_tools_are_checked(made: dict[str, Any]) -> None:
+    flat = [{"type": "custom", "name": "f", "format": made}]
+    assert refused(RESPONSES, {"tools": flat}).param == "tools"
+    wrapped = [{"type": "custom", "custom": {"name": "f", "format": {"type": "grammar", "grammar": made}}}]
+    assert refused(CHAT, {"tools": wrapped}).param == "tools"
+
+
 def test_a_grammar_in_use_passes() -> None:
+    parse(CHAT, {"guided_grammar": 'start: sum\nsum: sum "+" NUMBER | NUMBER\nNUMBER: /[0-9]+/'})
     grammar = 'root ::= expr\nexpr ::= term ("+" term)*\nterm ::= "(" expr ")" | [0-9]+ | "((((" '
     parse(CHAT, {"guided_grammar": grammar})
 
