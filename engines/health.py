@@ -61,7 +61,7 @@ class Schedule:
 
 
 class Figures(NamedTuple):
-    """What an engine tells of itself: requests, the used share of its KV cache (0..1), how many requests it has
+    """What an engine tells of itself: requests, the used share of its KV cache (0..1), how many it has
     preempted since its start; None for what it does not tell."""
 
     software: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 from collections.abc import Awaitable, Callable
 
@@ -13,7 +14,6 @@ from starlette.routing import Route
 
 from gateway.runtime import Gateway
 from gateway.surface import ready_reply
-from gateway.telemetry.metrics import CONTENT_TYPE
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -87,8 +87,11 @@ def admin_app(gateway: Gateway, reload: Callable[[Gateway], str | None]) -> Star
         code, body = ready_reply(gateway)
         return Response(body, code, media_type="application/json")
 
-    async def metrics(_: Request) -> Response:
-        return Response(gateway.metrics.text(), headers={"content-type": CONTENT_TYPE})
+    async def metrics(request: Request) -> Response:
+        # Beside the event loop: many series take milliseconds to write down.
+        scrape = gateway.metrics.scrape
+        body, kind = await asyncio.to_thread(scrape, request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": kind})
 
     async def status(_: Request) -> Response:
         return _json(status_body(gateway))

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gateway.snapshots import read_snapshot, reload, told, watch_files
 from gateway.telemetry.decision_log import DecisionLog
 from gateway.telemetry.decisions import Decisions
 from gateway.telemetry.lag import watch_lag
+from gateway.telemetry.logs import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.traces import Tracer, otlp_tracer
 from gateway.tokenizer import Counter, tokenizer_of
@@ -38,7 +39,7 @@ EXTERNAL_IDLE_SECONDS = 3.0
 LOG_SECONDS = 5.0
 
 
-def build(config: Config, tracer: Tracer | None = None) -> Gateway:
+def build(config: Config, tracer: Tracer | None = None, access: AccessLog | None = None) -> Gateway:
     """A gateway that is ready to be run. Raises ProblemsError."""
     clock = time.monotonic
     rand = random.Random()  # noqa: S311 - ids and sampling, no secrets
@@ -48,9 +49,12 @@ def build(config: Config, tracer: Tracer | None = None) -> Gateway:
     snapshot, problem = read_snapshot(config, stamps=stamps)
     metrics = Metrics(fleet, store)
     tokenizer, prompts = tokenizer_of(config)
+    metrics.config(config.hash)
     telemetry = config.telemetry
     if tracer is None and telemetry.otlp is not None:
         tracer = otlp_tracer(telemetry.otlp, telemetry.sample, rand, capture=telemetry.capture_content)
+    for name, text, read in _kept(tracer, access):
+        metrics.watch(name, text, read)
     gateway = Gateway(
         config=config,
         snapshot=snapshot,
@@ -65,12 +69,22 @@ def build(config: Config, tracer: Tracer | None = None) -> Gateway:
         wall=time.time,
         rand=rand,
         decisions=_decisions(config, metrics),
+        access=access,
         stamps=stamps,
         counter=None if tokenizer is None else Counter(tokenizer),
         prompts=prompts,
     )
     told(gateway, problem)
     return gateway
+
+
+def _kept(tracer: Tracer | None, access: AccessLog | None) -> Iterator[tuple[str, str, Callable[[], float]]]:
+    """Counters that are kept by others: name, text, and how to read one."""
+    sender = None if tracer is None else tracer.sender
+    yield "dualgauge_spans_sent", "Spans that a collector took", lambda: sender.sent if sender else 0
+    yield "dualgauge_spans_dropped", "Spans that were lost", lambda: sender.dropped if sender else 0
+    lost = "Lines of the access log that could not be written"
+    yield "dualgauge_access_log_dropped", lost, lambda: access.dropped if access else 0
 
 
 def _decisions(config: Config, metrics: Metrics) -> Decisions | None:
@@ -115,6 +129,8 @@ class Public:
 async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
     """The gateway's own work beside requests: health probes, watching its files, its decision log. Ends with
     nothing left: no task, no socket, no line unwritten. Raises OSError where the log cannot be opened."""
+    if gateway.access is not None:
+        gateway.access.start()
     if gateway.decisions is not None:
         gateway.decisions.log.start()
     schedule = Schedule(
@@ -146,6 +162,8 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
             await asyncio.to_thread(gateway.decisions.log.close, LOG_SECONDS)
         if gateway.tracer is not None:
             await asyncio.to_thread(gateway.tracer.close)
+        if gateway.access is not None:
+            await asyncio.to_thread(gateway.access.close)
 
 
 __all__ = ["Public", "admin_app", "build", "reload", "running"]

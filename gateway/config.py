@@ -5,6 +5,7 @@ Paths in the file are relative to it; `${NAME}` in a value is that environment v
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import ipaddress
 import os
@@ -152,6 +153,12 @@ class Telemetry(Part, frozen=True):
     capture_content: bool = False
 
 
+class LogsPart(Part, frozen=True):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "json", "console"] = "auto"
+    access: bool = True
+
+
 class DecisionLogPart(Part, frozen=True):
     path: str
     size: Bytes = Bytes(64 << 20)
@@ -189,6 +196,7 @@ class File(Part, frozen=True):
     tiers: list[str] = msgspec.field(default_factory=lambda: ["fast", "exact"])
     limits: LimitsPart = LimitsPart()
     telemetry: Telemetry = Telemetry()
+    logs: LogsPart = LogsPart()
     decision_log: DecisionLogPart | None = None
     tokenizer: str = "auto"
     timeouts: TimeoutsPart = TimeoutsPart()
@@ -200,7 +208,7 @@ class File(Part, frozen=True):
 
 class Config(msgspec.Struct, frozen=True):
     """One deployment. `tiers` go from the least to the most precise; `policy` is a shipped name or an
-    absolute path; times are in seconds."""
+    absolute path; times are in seconds; `hash` names the file's content."""
 
     path: Path
     model: str
@@ -214,12 +222,14 @@ class Config(msgspec.Struct, frozen=True):
     keys: Path | None
     limits: LimitsPart
     telemetry: Telemetry
+    logs: LogsPart
     decision_log: DecisionLogPart | None
     health: Health
     retries: Retries
     bounds: Bounds
     tokenizer: str
     shutdown_grace: float
+    hash: str
 
     @property
     def folder(self) -> Path:
@@ -255,12 +265,14 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
         keys=_absolute(folder, file.keys) if file.keys else None,
         limits=file.limits,
         telemetry=file.telemetry,
+        logs=file.logs,
         decision_log=_decision_log(file.decision_log, folder),
         health=file.health,
         retries=file.retries,
         bounds=file.bounds,
         tokenizer=_tokenizer(document, file.tokenizer, folder),
         shutdown_grace=file.shutdown_grace,
+        hash=hashlib.sha256(text.encode("utf-8")).hexdigest()[:12],
     )
 
 
@@ -396,8 +408,10 @@ def _store_problem(store: str) -> str | None:
 
 
 def speaks_grpc(url: str) -> bool:
-    """Whether a collector's url is one of OTLP over gRPC: by its scheme, or by the port that is gRPC's. Raises
-    ValueError where its port is none."""
+    """Whether a collector's url is one of OTLP over gRPC: by its scheme, or by the port that is gRPC's.
+
+    Raises ValueError where its port is none.
+    """
     parts = urlsplit(url)
     return parts.scheme in ("grpc", "grpcs") or (parts.port == OTLP_GRPC_PORT and parts.path in ("", "/"))
 

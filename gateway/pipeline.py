@@ -524,6 +524,8 @@ class Exchange:
             gateway.metrics.count(record)
             if gateway.tracer is not None:
                 gateway.tracer.finish(record, self._client, self._request)
+            if gateway.access is not None:
+                gateway.access.record(record)
             if self._decided is not None and gateway.decisions is not None:
                 gateway.decisions.record(record, self._decided)
         # It calls back into this exchange: without the cycle, all is freed at once.

@@ -17,6 +17,7 @@ from gateway.limits.waiting import SlotLines, TierLines
 from gateway.relay.upstream import Limits, Pool, RequestHead
 from gateway.shadow import Candidate
 from gateway.telemetry.decisions import Decisions
+from gateway.telemetry.logs import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.traces import Tracer
 from gateway.tokenizer import Counter
@@ -111,6 +112,7 @@ class Gateway:
     shadow_error: str | None = None
     restart_needed: bool = False
     decisions: Decisions | None = None
+    access: AccessLog | None = None
     counter: Counter | None = None
     prompts: str = "estimated"
     stamps: Stamps = field(default_factory=dict)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 
 import click
@@ -65,16 +63,14 @@ def serve_command(path: Path, listen: str | None) -> None:
             config = listening(config, address)
         except ValueError as exc:
             raise _fail(str(exc)) from None
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    for noisy in ("uvicorn", "uvicorn.error"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
     from gateway.app import build
     from gateway.server import run
+    from gateway.telemetry.logs import configure
+
+    access = configure(config.logs)
 
     try:
-        run(build(config))
+        run(build(config, access=access))
     except ProblemsError as exc:
         raise _fail(str(exc)) from None
     except OSError as exc:

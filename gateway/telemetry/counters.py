@@ -1,7 +1,7 @@
 """Counters and histograms that cost a list item to count, read by prometheus-client when it is scraped.
 
-One event loop writes and reads them, so they need no lock; `prometheus_client.Counter` takes one for each
-increment, and a search through its labels.
+One event loop writes them, so they need no lock; `prometheus_client.Counter` takes one for each increment,
+and a search through its labels. Another thread may read them meanwhile: it copies what may grow.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 Labels = tuple[str, ...]
 
@@ -45,24 +46,29 @@ class Counter(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
-        for values, series in self._series.items():
+        for values, series in list(self._series.items()):
             family.add_metric(values, series.value)
         yield family
 
 
 class Buckets:
-    """One series of a histogram."""
+    """One series of a histogram. `exemplars` are those of its buckets, by index: one for each at most."""
 
-    __slots__ = ("_bounds", "counts", "sum")
+    __slots__ = ("_bounds", "counts", "exemplars", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
+        self.exemplars: dict[int, Exemplar] = {}
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
         self.counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
+
+    def show(self, value: float, trace: str, at: float) -> None:
+        """Name the trace of a value that was observed; `at` is Unix time in seconds."""
+        self.exemplars[bisect_left(self._bounds, value)] = Exemplar({"trace_id": trace}, value, at)
 
 
 class Pace:
@@ -88,6 +94,7 @@ class Histogram(Collector):
     def __init__(self, name: str, text: str, labels: Sequence[str] = (), *, bounds: Sequence[float]) -> None:
         self._name, self._text, self._labels = name, text, tuple(labels)
         self._bounds = tuple(bounds)
+        self._shown = (*(repr(float(bound)) for bound in bounds), "+Inf")
         self._series: dict[Labels, Buckets] = {}
         if not labels:
             self.labels()
@@ -101,11 +108,12 @@ class Histogram(Collector):
 
     def collect(self) -> Iterable[Metric]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
-        for values, series in self._series.items():
+        for values, series in list(self._series.items()):
             total = 0
-            cumulative: list[tuple[str, float]] = []
-            for bound, count in zip((*self._bounds, float("inf")), series.counts, strict=True):
+            cumulative: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+            for index, (bound, count) in enumerate(zip(self._shown, series.counts, strict=True)):
                 total += count
-                cumulative.append(("+Inf" if bound == float("inf") else repr(float(bound)), total))
+                shown = series.exemplars.get(index)
+                cumulative.append((bound, total) if shown is None else (bound, total, shown))
             family.add_metric(values, cumulative, series.sum)
         yield family

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from engines.fleet import Fleet
@@ -14,7 +15,6 @@ from gateway.limits import Store
 from gateway.telemetry.counters import Buckets, Count, Counter, Histogram, Pace
 from gateway.telemetry.record import Record
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
 FIRST_TOKEN = (0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 BETWEEN_TOKENS = (
@@ -44,9 +44,19 @@ completion tokens, seconds to the first token."""
 TenantSeries = tuple[Count, Count, Count, Count, Count]
 """What a request of the same tenant, tier and outcome counts in: requests, seconds, prompt, cached and
 completion tokens."""
-STATES = ("starting", "ready", "suspect", "down")
+STATES = ("starting", "ready", "suspect", "asleep", "down")
 MOST_TENANTS = 100
 OTHER_TENANTS = "_other"  # no key can have this name
+
+
+class Reading(Collector):
+    """A counter that is read when it is scraped."""
+
+    def __init__(self, name: str, text: str, read: Callable[[], float]) -> None:
+        self._name, self._text, self._read = name, text, read
+
+    def collect(self) -> Iterable[Metric]:
+        return (CounterMetricFamily(self._name, self._text, self._read()),)
 
 
 class FleetCollector(Collector):
@@ -171,6 +181,9 @@ class Metrics:
         self._policy = Gauge(
             "dualgauge_policy_info", "1 for the policy in force", ["hash"], registry=self.registry
         )
+        self._config = Gauge(
+            "dualgauge_config_info", "1 for the configuration in force", ["hash"], registry=self.registry
+        )
         self._shadow = self._counter(
             "dualgauge_shadow_decisions",
             "Decided by a candidate beside the policy in force",
@@ -212,6 +225,9 @@ class Metrics:
         requests, whole, prompt, cached, completion, first = series
         requests.value += 1
         whole.observe(record.ended - record.started)
+        trace = record.trace
+        if trace is not None and trace.sampled:
+            self._show(record, trace.trace.decode(), whole, first)
         tier = record.tier or "none"
         usage = record.usage
         if usage is not None:
@@ -225,13 +241,21 @@ class Metrics:
         if record.degraded:
             self._degraded.labels(record.rule).add()
         if record.outcome == "limited":
-            self._limited.labels(record.error_code).add()
+            self._limited.labels(record.limit).add()
         if record.attempts > 1:
             self._retries.labels(tier).add(record.attempts - 1)
         if record.queue_seconds:
             self._queue.labels(tier).observe(record.queue_seconds)
         if record.tenant:
             self._count_tenant(record)
+
+    def _show(self, record: Record, trace: str, whole: Buckets, first: Buckets) -> None:
+        """Have the histograms of a traced request name its trace."""
+        seconds = record.ended - record.started
+        at = record.started_ns / 1e9 + seconds
+        whole.show(seconds, trace, at)
+        if record.stream and record.first_token is not None:
+            first.show(record.first_token - record.started, trace, at)
 
     def _count_tenant(self, record: Record) -> None:
         labels = record.tenant, record.tier, record.outcome
@@ -249,7 +273,7 @@ class Metrics:
         if record.degraded:
             self._tenant_degraded.labels(self._tenant(record.tenant)).add()
         if record.outcome == "limited":
-            self._tenant_limited.labels(self._tenant(record.tenant), record.error_code).add()
+            self._tenant_limited.labels(self._tenant(record.tenant), record.limit).add()
 
     def _tenant(self, name: str) -> str:
         """The label of a tenant: its name, for as many as there is room for."""
@@ -313,10 +337,27 @@ class Metrics:
     def decisions_dropped(self, lines: int) -> None:
         self._decisions_dropped.add(lines)
 
+    def config(self, hash_: str) -> None:
+        """The configuration that this process was started with."""
+        self._config.labels(hash_).set(1)
+
     def reload_failed(self, file: str) -> None:
         self._reload_failures.labels(file).add()
         self._refused.labels(file).set(1)
 
+    def watch(self, name: str, text: str, read: Callable[[], float]) -> None:
+        """A counter that somebody else keeps, read when it is scraped; `name` without `_total`."""
+        self.registry.register(Reading(name, text, read))
+
     def text(self) -> bytes:
         """The exposition format, version 0.0.4."""
         return generate_latest(self.registry)
+
+    def scrape(self, accept: str) -> tuple[bytes, str]:
+        """(body, content type) in the format that a scraper accepts; OpenMetrics has the exemplars.
+
+        May be called on another thread. The registry is all that is read: it is where the figures of several
+        processes would be put together.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type

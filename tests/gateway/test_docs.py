@@ -15,6 +15,7 @@ from gateway.config import (
     File,
     Health,
     LimitsPart,
+    LogsPart,
     Retries,
     Telemetry,
     TimeoutsPart,
@@ -27,6 +28,7 @@ PAGE = (DOCS / "configuration.md").read_text("utf-8")
 PARTS = {
     "limits": LimitsPart,
     "telemetry": Telemetry,
+    "logs": LogsPart,
     "decision_log": DecisionLogPart,
     "timeouts": TimeoutsPart,
     "health": Health,

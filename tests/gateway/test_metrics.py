@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.snapshots import reload
@@ -14,6 +15,7 @@ from tests.support.client import Wire, ask, get, until
 from tests.support.engine import FakeEngine, engines, hang, reply, reset, stream
 from tests.support.serving import Served, serving
 from tests.support.shapes import CHAT, IDS, SHAPES, Shape, check_error
+from tests.support.spans import Recorder
 
 POLICY = """
 version: 1
@@ -122,7 +124,47 @@ async def test_a_limited_request_is_counted_by_its_kind(tmp_path: Path) -> None:
         for _ in range(3):
             answer = await ask(served.port, CHAT.path, CHAT.ask(), headers={"x-api-key": "sk-a"})
         check_error(answer, 429)
-        assert value(served, "dualgauge_limited_total", kind="rate_limit_exceeded") == 2
+        assert value(served, "dualgauge_limited_total", kind="requests") == 2
+
+
+LIMITS = """
+version: 1
+rules: [{{name: all, send: fast, if_unavailable: fail}}]
+plans: {{default: {{{}}}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("limit", "kind"),
+    [
+        ("requests: 1/day", "requests"),
+        ("tokens: 400/day", "tokens"),
+        ("fast_tokens: 400/day", "fast_tokens"),
+        ("concurrent: 1", "concurrent"),
+    ],
+)
+async def test_which_limit_refused(tmp_path: Path, limit: str, kind: str) -> None:
+    engine = FakeEngine(hang)
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=LIMITS.format(limit)) as served,
+        await Wire.open(served.port) as wire,
+    ):
+        wire.send(CHAT.path, CHAT.ask(max_tokens=300))
+        await until(lambda: engine.generations == 1)
+        assert (await ask(served.port, CHAT.path, CHAT.ask(max_tokens=300))).status == 429
+        assert value(served, "dualgauge_limited_total", kind=kind) == 1
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nope", 404), ("POST", "/healthz", 405)])
+async def test_requests_for_nothing_are_counted(tmp_path: Path, method: str, path: str, status: int) -> None:
+    async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
+        assert (await ask(served.port, path, method=method)).status == status
+        for probe in ("/healthz", "/readyz"):
+            await get(served.port, probe)
+        labels = {"dialect": "none", "tier": "none", "rule": "none"}
+        assert value(served, "dualgauge_requests_total", **labels, outcome="client_error") == 1
+        assert value(served, "dualgauge_requests_total", **labels, outcome="ok") == 0
 
 
 async def test_tokens_and_times_of_a_stream(tmp_path: Path) -> None:
@@ -166,9 +208,9 @@ async def test_gauges_show_what_is_now(tmp_path: Path) -> None:
         assert value(served, "dualgauge_engine_running", engine="fast-0") == 5
         assert value(served, "dualgauge_engine_waiting", engine="fast-0") == 2
         assert value(served, "dualgauge_engine_kv_usage", engine="fast-0") == 0.5
-        assert value(served, "dualgauge_engine_preemptions_total", engine="fast-0") == 3
         assert value(served, "dualgauge_engine_state", engine="fast-0", state="ready") == 1
         assert value(served, "dualgauge_engine_state", engine="fast-0", state="down") == 0
+        assert value(served, "dualgauge_engine_preemptions_total", engine="fast-0") == 3
         wire.leave()
         await until(lambda: value(served, "dualgauge_in_flight", tier="fast") == 0)
         assert value(served, "dualgauge_leases") == 0
@@ -177,6 +219,53 @@ async def test_gauges_show_what_is_now(tmp_path: Path) -> None:
 async def test_no_name_collides_with_an_engines(tmp_path: Path) -> None:
     async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
         assert all(name.startswith("dualgauge_") for name, _ in samples(served))
+
+
+async def test_an_engine_that_sleeps_is_seen(tmp_path: Path) -> None:
+    engine = FakeEngine()
+    engine.metrics = b'vllm:num_requests_running 0\nvllm:engine_sleep_state{sleep_state="awake"} 0\n'
+    async with engines(engine), serving(tmp_path, {"fast": engine}, wait=False) as served:
+        await until(lambda: value(served, "dualgauge_engine_state", engine="fast-0", state="asleep") == 1)
+
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+async def test_a_traced_request_is_an_exemplar_in_openmetrics(tmp_path: Path) -> None:
+    recorder = Recorder.make(sample=1)
+    engine = FakeEngine(stream(CHAT.stream))
+    async with engines(engine), serving(tmp_path, {"fast": engine}, tracer=recorder.tracer) as served:
+        await ask(served.port, CHAT.path, CHAT.ask(stream=True))
+        answer = await get(served.admin, "/metrics", {"accept": OPENMETRICS})
+        assert answer.headers["content-type"].startswith(OPENMETRICS)
+        context = recorder.server().context
+        assert context is not None
+        shown = {
+            family.name: sample.exemplar.labels["trace_id"]
+            for family in openmetrics.text_string_to_metric_families(answer.body.decode())
+            for sample in family.samples
+            if sample.exemplar
+        }
+        traced = f"{context.trace_id:032x}"
+        assert shown == {
+            "dualgauge_request_seconds": traced,
+            "dualgauge_time_to_first_token_seconds": traced,
+        }
+
+
+async def test_an_unsampled_request_is_no_exemplar(tmp_path: Path) -> None:
+    recorder = Recorder.make(sample=0)
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}, tracer=recorder.tracer) as served:
+        await ask(served.port, CHAT.path, CHAT.ask())
+        assert b"trace_id" not in (await get(served.admin, "/metrics", {"accept": OPENMETRICS})).body
+
+
+async def test_a_scraper_that_asks_for_nothing_gets_plain_text(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
+        answer = await get(served.admin, "/metrics")
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert answer.body == served.gateway.metrics.text()
 
 
 async def test_histograms_are_well_formed(tmp_path: Path) -> None:
@@ -212,7 +301,7 @@ async def test_tenants_are_counted_by_their_keys_names(tmp_path: Path) -> None:
         prompt = value(served, "dualgauge_tenant_tokens_total", tenant="a", tier="fast", kind="prompt")
         assert prompt == 2 * CHAT.reply_usage.prompt
         assert value(served, "dualgauge_tenant_request_seconds_total", tenant="a") > 0
-        limited = value(served, "dualgauge_tenant_limited_total", tenant="b", kind="rate_limit_exceeded")
+        limited = value(served, "dualgauge_tenant_limited_total", tenant="b", kind="requests")
         assert limited == 1
 
 

@@ -1,0 +1,233 @@
+"""What the gateway writes to standard error: JSON objects, a line each, or coloured text for people.
+
+`configure` sets this up for everything that logs in this process; `AccessLog` has a line for each request. No
+line holds a prompt, a reply or a key: records have facts only, and tracebacks come without local variables.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TextIO
+
+import msgspec
+
+from gateway.config import LogsPart
+from gateway.telemetry.record import Outcome, Record
+
+if TYPE_CHECKING:
+    from structlog.typing import Processor
+
+QUIET = ("uvicorn", "uvicorn.error")
+"""Loggers that say at `info` what ours say already."""
+MAX_QUEUE = 10_000
+CLOCK = "%H:%M:%S"
+EVERY_SECONDS = 0.2
+END_SECONDS = 1.0
+GOOD = frozenset({"ok", "cancelled", "client_error", "limited"})
+
+encode = msgspec.json.Encoder().encode
+Render = Callable[["Line"], bytes]
+
+
+class Line(msgspec.Struct, omit_defaults=True, gc=False):
+    """One request that has ended; what is not known is left out. Times are in seconds."""
+
+    timestamp: datetime
+    level: str
+    logger: str
+    event: str
+    request_id: str
+    method: str
+    route: str
+    status: int
+    outcome: Outcome
+    seconds: float
+    dialect: str = "none"
+    tenant: str = ""
+    model: str = ""
+    tier: str = ""
+    engine: str = ""
+    precision: str = ""
+    rule: str = ""
+    reason: str = ""
+    degraded: bool = False
+    moved_because: str = ""
+    stream: bool = False
+    error: str = ""
+    attempts: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    decide_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    asked_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    trace_id: str = ""
+
+
+def line_of(record: Record) -> Line:
+    """What the access log has of a request; `asked_seconds` and `first_token_seconds` are since it came."""
+    started, usage, trace = record.started, record.usage, record.trace
+    line = Line(
+        datetime.fromtimestamp(record.started_ns / 1e9, UTC),
+        "info" if record.outcome in GOOD else "warning",
+        "dualgauge.access",
+        "request",
+        record.request_id,
+        record.method,
+        record.route,
+        record.status,
+        record.outcome,
+        round(record.ended - started, 6),
+        record.dialect,
+        record.tenant,
+        record.model,
+        record.tier,
+        record.engine,
+        record.precision,
+        record.rule,
+        record.reason,
+        record.degraded,
+        record.moved_because,
+        record.stream,
+        record.error_code,
+        record.attempts,
+    )
+    if usage is not None:
+        line.prompt_tokens, line.cached_tokens = usage.prompt, usage.cached
+        line.completion_tokens = usage.completion
+    if record.decide_seconds is not None:
+        line.decide_seconds = round(record.decide_seconds, 6)
+    if record.queue_seconds:
+        line.queue_seconds = round(record.queue_seconds, 6)
+    if record.asked is not None:
+        line.asked_seconds = round(record.asked - started, 6)
+    if record.first_token is not None:
+        line.first_token_seconds = round(record.first_token - started, 6)
+    if trace is not None and trace.sampled:
+        line.trace_id = trace.trace.decode()
+    return line
+
+
+class AccessLog:
+    """Lines of requests, written by a thread of its own: no request waits for a disk or a pipe. `write` is
+    called on that thread. With `failures`, only requests that failed have a line."""
+
+    def __init__(self, write: Callable[[bytes], None], render: Render, *, failures: bool = False) -> None:
+        self._write = write
+        self._render = render
+        self._failures = failures
+        self._queue: deque[bytes] = deque()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
+        self.dropped = 0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def record(self, record: Record) -> None:
+        """One request that has ended."""
+        if self._failures and record.outcome in GOOD:
+            return
+        if len(self._queue) >= MAX_QUEUE:
+            self.dropped += 1
+            return
+        self._queue.append(self._render(line_of(record)))
+
+    def close(self) -> None:
+        """Write what is left, for a second at most."""
+        self._end.set()
+        self._thread.join(END_SECONDS)
+
+    def _run(self) -> None:
+        while not self._end.wait(EVERY_SECONDS):
+            self._drain()
+        self._drain()
+
+    def _drain(self) -> None:
+        queue = self._queue
+        lines = [queue.popleft() for _ in range(len(queue))]
+        if not lines:
+            return
+        try:
+            self._write(b"".join(lines))
+        except OSError:  # nobody reads us any more, or the disk is full
+            self.dropped += len(lines)
+
+
+def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
+    """Have all loggers of this process write to `stream` (standard error) as `part` says. The access log,
+    where one is wanted, is to be started; its lines go the same way."""
+    import structlog
+
+    out = sys.stderr if stream is None else stream
+    console = part.format == "console" or (part.format == "auto" and out.isatty())
+    renderer: Processor
+    render: Render
+    if console:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=out.isatty() and "NO_COLOR" not in os.environ,
+            sort_keys=False,
+            # The default shows local variables, which may hold what a client has sent.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+        render = _for_people(renderer)
+    else:
+        renderer = structlog.processors.JSONRenderer(serializer=_serialize)
+        render = _as_json
+    handler = logging.StreamHandler(out)
+    exceptions = () if console else (structlog.processors.format_exc_info,)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                structlog.stdlib.add_log_level,
+                structlog.stdlib.add_logger_name,
+                structlog.processors.TimeStamper(fmt=CLOCK if console else "iso", utc=not console),
+            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *exceptions, renderer],
+        )
+    )
+    level = logging.getLevelName(part.level.upper())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # What libraries say at `debug` is about themselves, and may hold what went through them.
+    root.setLevel(max(level, logging.INFO))
+    logging.getLogger("dualgauge").setLevel(level)
+    for name in QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+    def write(data: bytes) -> None:
+        handler.acquire()
+        try:
+            out.write(data.decode())
+            out.flush()
+        finally:
+            handler.release()
+
+    if not part.access or level > logging.WARNING:
+        return None
+    return AccessLog(write, render, failures=level > logging.INFO)
+
+
+def _as_json(line: Line) -> bytes:
+    return encode(line) + b"\n"
+
+
+def _serialize(event: Any, **_: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=repr).decode()
+
+
+def _for_people(renderer: Processor) -> Render:
+    def render(line: Line) -> bytes:
+        told = msgspec.to_builtins(line, builtin_types=(datetime,))
+        told["timestamp"] = told["timestamp"].astimezone().strftime(CLOCK)
+        told["event"] = f"{told.pop('method')} {told.pop('route') or '-'} {told.pop('status')}"
+        return str(renderer(None, "", told)).encode() + b"\n"
+
+    return render
