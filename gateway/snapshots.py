@@ -12,7 +12,7 @@ import logging
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from gateway.config import Config
+from gateway.config import Config, read
 from gateway.files import read_text
 from gateway.identity import Known, read_keys
 from gateway.runtime import Gateway, Snapshot, Stamp, Stamps, model_names
@@ -167,7 +167,7 @@ def _stamp(file: Path) -> Stamp:
 async def watch_files(gateway: Gateway) -> None:
     """Read again what changes on disk. Runs until it is cancelled."""
     config = gateway.config
-    started_with = _stamp(config.path)
+    started_with = last = told_of = _stamp(config.path)
     before = gateway.stamps
     while True:
         await asyncio.sleep(FILE_POLL_SECONDS)
@@ -175,7 +175,23 @@ async def watch_files(gateway: Gateway) -> None:
         if now == before and now != gateway.stamps:
             reload(gateway)
         before = now
-        changed = _stamp(config.path) != started_with
-        if changed and not gateway.restart_needed:
-            logger.warning("%s was changed: restart needed, it is read at the start only", config.path)
-        gateway.restart_needed = changed
+        stamp = _stamp(config.path)
+        if stamp == last != told_of:
+            told_of = stamp
+            _tell_of_config(gateway, changed=stamp != started_with)
+        last = stamp
+        gateway.restart_needed = stamp != started_with
+
+
+def _tell_of_config(gateway: Gateway, *, changed: bool) -> None:
+    """`dualgauge.yaml` is read at the start only; a mistake in a changed one would end the next start."""
+    path = gateway.config.path
+    try:
+        read(path)
+    except (ProblemsError, OSError, UnicodeDecodeError) as exc:
+        logger.error("%s was changed, and a restart would fail:\n%s", path, exc)
+        gateway.metrics.reload_failed("config")
+        return
+    gateway.metrics.config(gateway.config.hash)
+    if changed:
+        logger.warning("%s was changed: restart needed, it is read at the start only", path)

@@ -338,7 +338,8 @@ class Metrics:
         self._decisions_dropped.add(lines)
 
     def config(self, hash_: str) -> None:
-        """The configuration that this process was started with."""
+        """The configuration that this process was started with, where its file has no mistake."""
+        self._refused.labels("config").set(0)
         self._config.labels(hash_).set(1)
 
     def reload_failed(self, file: str) -> None:

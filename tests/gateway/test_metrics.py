@@ -1,6 +1,7 @@
 """Metrics: every end is counted, and no series is made of what a client sends."""
 
 import asyncio
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,12 @@ import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from gateway import snapshots
 from gateway.snapshots import reload
 from gateway.telemetry.metrics import MOST_TENANTS, OTHER_TENANTS
 from tests.support.client import Wire, ask, get, until
 from tests.support.engine import FakeEngine, engines, hang, reply, reset, stream
-from tests.support.serving import Served, serving
+from tests.support.serving import Served, deployment, serving
 from tests.support.shapes import CHAT, IDS, SHAPES, Shape, check_error
 from tests.support.spans import Recorder
 
@@ -266,6 +268,21 @@ async def test_a_scraper_that_asks_for_nothing_gets_plain_text(tmp_path: Path) -
         answer = await get(served.admin, "/metrics")
         assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
         assert answer.body == served.gateway.metrics.text()
+
+
+async def test_a_mistake_in_the_deployment_file_is_seen_before_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "FILE_POLL_SECONDS", 0.02)
+    file = tmp_path / "dualgauge.yaml"
+    async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
+        await get(served.port, "/healthz")  # by now the file is watched
+        file.write_text("model: [")
+        await until(lambda: value(served, "dualgauge_file_refused", file="config") == 1)
+        assert value(served, "dualgauge_reload_failures_total", file="config") == 1
+        assert value(served, "dualgauge_config_info", hash=served.gateway.config.hash) == 1
+        file.write_text(json.dumps(deployment({"fast": "http://127.0.0.1:9"})))
+        await until(lambda: value(served, "dualgauge_file_refused", file="config") == 0)
 
 
 async def test_histograms_are_well_formed(tmp_path: Path) -> None:
