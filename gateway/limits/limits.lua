@@ -1,35 +1,36 @@
 -- Leases in Redis. Each call is atomic; the clock is the server's. Commands of Redis 6.2 and nothing newer.
 --
 -- KEYS: of each scope its buckets (a hash) and its leases (a sorted set, by the second in which they expire).
--- A bucket is kept as what is taken of it, when that was so, and its limit then: three doubles. What is not kept
--- is full. Limits come packed by msgpack, of each scope {how many leases it may hold, or -1; its buckets as
--- {field, limit, seconds, each, weight, saved}}: a lease takes `each` and `weight` a token, and in the settlement
--- a cached token counts `saved` less.
+-- A bucket is kept as what is taken of it, when that was so, its limit and its window then: four doubles. What is
+-- not kept is full. Limits come packed by msgpack, of each scope {how many leases it may hold, or -1; its buckets
+-- as {field, limit, seconds, each, weight, saved}}: a lease takes `each` and `weight` a token, and in the
+-- settlement a cached token counts `saved` less.
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
 
--- What is taken of each of a scope's buckets by now, and the limit that this is of.
+-- What is taken of each of a scope's buckets by now, of which limit, in which window.
 local function read(key, buckets)
-  local fields, taken, of = {}, {}, {}
+  local fields, states = {}, {}
   for b, bucket in ipairs(buckets) do fields[b] = bucket[1] end
-  if #fields == 0 then return taken, of end
+  if #fields == 0 then return states end
   for b, kept in ipairs(redis.call('HMGET', key, unpack(fields))) do
-    taken[b], of[b] = 0, buckets[b][2]
+    local state = { taken = 0, limit = buckets[b][2], window = buckets[b][3] }
     if kept then
-      local was, at, limit = struct.unpack('<ddd', kept)
-      local refilled = math.max(0, now - at) * limit / buckets[b][3]
-      taken[b], of[b] = math.max(0, was - refilled), limit
+      local taken, at, limit, window = struct.unpack('<dddd', kept)
+      local refilled = math.max(0, now - at) * limit / window
+      state = { taken = math.max(0, taken - refilled), limit = limit, window = window }
     end
+    states[b] = state
   end
-  return taken, of
+  return states
 end
 
-local function keep(key, buckets, taken, of)
+local function keep(key, buckets, states)
   local values, longest = {}, 0
-  for b, bucket in ipairs(buckets) do
-    values[#values + 1] = bucket[1]
-    values[#values + 1] = struct.pack('<ddd', taken[b], now, of[b])
-    longest = math.max(longest, taken[b] / of[b] * bucket[3])
+  for b, state in ipairs(states) do
+    values[#values + 1] = buckets[b][1]
+    values[#values + 1] = struct.pack('<dddd', state.taken, now, state.limit, state.window)
+    longest = math.max(longest, state.taken / state.limit * state.window)
   end
   if #values == 0 then return end
   redis.call('HSET', key, unpack(values))
@@ -53,20 +54,20 @@ local op = {}
 -- ARGV: lease, tokens, seconds until it expires, limits.
 -- Returns {1, what is left of each bucket} or {0, the scope that is full or 0, what is left}, in millionths.
 function op.reserve(lease, tokens, seconds, limits)
-  local scopes, full, short, left, states = cmsgpack.unpack(limits), 0, false, {}, {}
+  local scopes, full, short, left, all = cmsgpack.unpack(limits), 0, false, {}, {}
   for s, scope in ipairs(scopes) do
     redis.call('ZREMRANGEBYSCORE', KEYS[2 * s], '-inf', now)
     if full == 0 and scope[1] >= 0 and redis.call('ZCARD', KEYS[2 * s]) >= scope[1] then full = s end
-    local taken, of = read(KEYS[2 * s - 1], scope[2])
+    all[s] = read(KEYS[2 * s - 1], scope[2])
     for b, bucket in ipairs(scope[2]) do
+      local state, limit, amount = all[s][b], bucket[2], bucket[4] + tokens * bucket[5]
       -- Of an edited limit the same share is taken.
-      if of[b] ~= bucket[2] then taken[b], of[b] = taken[b] / of[b] * bucket[2], bucket[2] end
-      local amount = bucket[4] + tokens * bucket[5]
-      if bucket[2] - taken[b] < amount then short = true end
-      left[#left + 1] = { bucket[2] - taken[b], amount }
-      taken[b] = taken[b] + amount
+      if state.limit ~= limit then state.taken = state.taken / state.limit * limit end
+      state.limit, state.window = limit, bucket[3]
+      if limit - state.taken < amount then short = true end
+      left[#left + 1] = { limit - state.taken, amount }
+      state.taken = state.taken + amount
     end
-    states[s] = { taken, of }
   end
   local refused = full > 0 or short
   local reply = refused and { 0, full } or { 1 }
@@ -75,7 +76,7 @@ function op.reserve(lease, tokens, seconds, limits)
   end
   if refused then return reply end
   for s, scope in ipairs(scopes) do
-    keep(KEYS[2 * s - 1], scope[2], states[s][1], states[s][2])
+    keep(KEYS[2 * s - 1], scope[2], all[s])
     hold(KEYS[2 * s], seconds, { lease })
   end
   return reply
@@ -88,12 +89,12 @@ function op.settle(lease, reserved, used, cached, limits, others)
   for s = 2, #KEYS / 2 do redis.call('ZREM', KEYS[2 * s], lease) end
   local function charge(packed, given, taking)
     for s, scope in ipairs(cmsgpack.unpack(packed)) do
-      local taken, of = read(KEYS[2 * s - 1], scope[2])
+      local states = read(KEYS[2 * s - 1], scope[2])
       for b, bucket in ipairs(scope[2]) do
         local change = taking * (used * bucket[5] - cached * bucket[6]) - given * bucket[5]
-        taken[b] = math.max(0, taken[b] + change / bucket[2] * of[b])
+        states[b].taken = math.max(0, states[b].taken + change / bucket[2] * states[b].limit)
       end
-      keep(KEYS[2 * s - 1], scope[2], taken, of)
+      keep(KEYS[2 * s - 1], scope[2], states)
     end
   end
   if others == '' then

@@ -24,7 +24,9 @@ class Bucket:
 
     def resize(self, rate: Rate, now: float) -> None:
         """The plan was edited: what is left keeps its share of the new limit."""
-        self.level = self.refill(now) / self.amount * rate.amount
+        self.refill(now)
+        if rate.amount != self.rate.amount:
+            self.level = self.level / self.amount * rate.amount
         self.rate, self.amount, self.per_second = rate, float(rate.amount), rate.per_second
 
     def refill(self, now: float) -> float:
@@ -50,13 +52,11 @@ class Holder:
         bucket = self.buckets.get(meter.field)
         if bucket is None:
             bucket = self.buckets[meter.field] = Bucket(meter.rate, now)
-        elif bucket.rate != meter.rate:
-            bucket.resize(meter.rate, now)
         return bucket
 
 
 class _Track:
-    """A course with its buckets at hand: (bucket, each, weight, saved, limit)."""
+    """A course with its buckets at hand: (bucket, rate, each, weight, saved)."""
 
     __slots__ = ("course", "gates", "holders", "parts")
 
@@ -69,8 +69,7 @@ class _Track:
             if scope.concurrent is not None
         )
         self.parts = tuple(
-            (holders[m.scope].bucket(m, now), m.each, m.weight, m.saved, float(m.rate.amount))
-            for m in course.meters
+            (holders[m.scope].bucket(m, now), m.rate, m.each, m.weight, m.saved) for m in course.meters
         )
 
 
@@ -151,7 +150,9 @@ class MemoryStore:
         tokens = course.tokens(ask)
         fits = True
         levels = []
-        for bucket, each, weight, _, _ in track.parts:
+        for bucket, rate, each, weight, _ in track.parts:
+            if bucket.rate is not rate:
+                bucket.resize(rate, now)
             level = bucket.refill(now)
             levels.append(level)
             if level < each + tokens * weight:
@@ -164,7 +165,7 @@ class MemoryStore:
             assert refused is not None
             raise refused
         levels.clear()
-        for bucket, each, weight, _, _ in track.parts:
+        for bucket, _, each, weight, _ in track.parts:
             bucket.level = level = bucket.level - (each + tokens * weight)
             levels.append(level)
         for holder in track.holders:
@@ -180,21 +181,23 @@ class MemoryStore:
         for holder in track.holders:
             holder.running -= 1
         if not tier or tier == course.ask.tier:
-            for bucket, _, weight, saved, limit in track.parts:
+            for bucket, rate, _, weight, saved in track.parts:
                 if weight:
-                    give = reserved * weight - (used * weight - cached * saved)
-                    _put(bucket, give if bucket.amount == limit else give * (bucket.amount / limit), now)
+                    _put(bucket, rate, reserved * weight - (used * weight - cached * saved), now)
         else:
             # First what was taken: what was refilled meanwhile must not be lost to a full bucket.
-            for bucket, _, weight, saved, limit in self._track(_moved(course.ask, tier)).parts:
-                _put(bucket, (cached * saved - used * weight) * (bucket.amount / limit), now)
-            for bucket, _, weight, _, limit in track.parts:
-                _put(bucket, reserved * weight * (bucket.amount / limit), now)
+            for bucket, rate, _, weight, saved in self._track(_moved(course.ask, tier)).parts:
+                _put(bucket, rate, cached * saved - used * weight, now)
+            for bucket, rate, _, weight, _ in track.parts:
+                _put(bucket, rate, reserved * weight, now)
         if self._ended is not None:
             self._ended(course.root)
 
 
-def _put(bucket: Bucket, amount: float, now: float) -> None:
+def _put(bucket: Bucket, rate: Rate, amount: float, now: float) -> None:
+    """`rate` is the one that the amount was taken of: of an edited limit, the same share is meant."""
+    if bucket.rate is not rate:
+        amount *= bucket.amount / rate.amount
     level = bucket.refill(now) + amount
     if level > bucket.amount:
         level = bucket.amount

@@ -71,7 +71,7 @@ def redis(shared: Server) -> Iterator[Redis]:
 def taken(redis: Redis, holder: str = "t:t", root: str = "t:t") -> dict[str, float]:
     """What is taken of each bucket, when it was last written."""
     kept: Any = redis.hgetall(f"dualgauge:{{{root}}}:{holder}:buckets")
-    return {field.decode(): struct.unpack("<ddd", value)[0] for field, value in kept.items()}
+    return {field.decode(): struct.unpack("<dddd", value)[0] for field, value in kept.items()}
 
 
 def leases(redis: Redis, holder: str = "t:t", root: str = "t:t") -> int:
