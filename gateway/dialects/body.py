@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from gateway.dialects.scan import repeated
+from gateway.dialects.scan import SMALL, repeated
 from gateway.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class Body:
         if twice is not None:
             # Parsers differ in which of the two they take: another could be used than was checked.
             raise InvalidRequest(f"{twice[:64]} is given twice", param=twice[:64])
-        if NULL in raw:
+        if len(raw) > SMALL or NULL in raw:
             for name in [name for name, value in self._fields.items() if value == _RAW_NULL]:
                 del self._fields[name]
                 self._changed = True

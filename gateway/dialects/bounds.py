@@ -12,7 +12,7 @@ from typing import Any
 from gateway.config import Bounds
 from gateway.dialects.body import ANY, Body
 from gateway.dialects.media import check_messages
-from gateway.dialects.scan import too_deep, too_many, tree_too_deep
+from gateway.dialects.scan import opening, too_deep, too_many, tree_too_deep
 from gateway.dialects.schemas import Checked, Checker
 from gateway.errors import InvalidRequest
 
@@ -203,8 +203,8 @@ CHECKED = FIGURES.keys() | CONSTRAINTS.keys() | set(TOOLS)
 def check(body: Body, bounds: Bounds, said: frozenset[str]) -> None:
     """What a body's bytes and its fields tell, but for the fields `said`, which a dialect checks when it has
     decoded them. Raises InvalidRequest naming the field."""
-    raw = body.raw
-    if too_many(raw, bounds.nodes):
+    brackets = opening(body.raw)
+    if too_many(body.raw, bounds.nodes, brackets):
         largest = max(body.names, key=body.size)
         message = f"the body holds more than {bounds.nodes} values (bounds.nodes)"
         raise InvalidRequest(message, param=largest)
@@ -215,7 +215,7 @@ def check(body: Body, bounds: Bounds, said: frozenset[str]) -> None:
             _tools(name, body, bounds)
         else:
             _constraint(name, body, bounds)
-    if raw.count(b"[") + raw.count(b"{") > bounds.depth:
+    if brackets > bounds.depth:
         for name in body.names - CHECKED - said:
             if too_deep(body.value(name), bounds.depth - 1):
                 raise _too_deep(name, bounds)

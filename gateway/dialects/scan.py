@@ -22,7 +22,7 @@ _encode = msgspec.json.Encoder().encode
 
 def too_deep(raw: bytes, depth: int) -> bool:
     """Whether valid JSON nests lists and objects more than `depth` levels."""
-    if raw.count(b"[") + raw.count(b"{") <= depth:
+    if opening(raw) <= depth:
         return False
     left = _outside(raw).translate(_ONE_KIND, _ALL_BUT_BRACKETS)
     for _ in range(depth):
@@ -32,17 +32,22 @@ def too_deep(raw: bytes, depth: int) -> bool:
     return bool(left)
 
 
-def too_many(raw: bytes, nodes: int) -> bool:
-    """Whether valid JSON holds more than `nodes` values; an empty list or object counts as two."""
+def too_many(raw: bytes, nodes: int, brackets: int) -> bool:
+    """Whether valid JSON, in which so many `brackets` open, holds more than `nodes` values; an empty list or
+    object counts as two."""
     # A value takes two bytes with what parts it from the next.
-    if len(raw) <= 2 * nodes or _values(raw) < nodes:
+    if len(raw) <= 2 * nodes or raw.count(b",") + brackets < nodes:
         return False
     raw = _unescaped(raw)
-    return raw.count(b'"') > 4 * nodes or _values(_outside(raw)) >= nodes
+    if raw.count(b'"') > 4 * nodes:
+        return True
+    outside = _outside(raw)
+    return outside.count(b",") + opening(outside) >= nodes
 
 
-def _values(raw: bytes) -> int:
-    return raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+def opening(raw: bytes) -> int:
+    """Opening brackets, those in texts too."""
+    return raw.count(b"[") + raw.count(b"{")
 
 
 def _outside(raw: bytes) -> bytes:
