@@ -15,7 +15,7 @@ from policies.signals import SIGNALS, Memo, Signal
 
 OTHERWISE = "no rule before it held"
 ALWAYS = "it has no `when`"
-NEAR = 2.0
+NEAR = 2.5
 """An estimated length may be wrong by this factor: more than it is for texts that were ever measured."""
 NO_PATTERNS: Mapping[str, Signal] = MappingProxyType({})
 

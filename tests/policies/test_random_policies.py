@@ -37,25 +37,25 @@ SCALARS = st.one_of(
 TEXTS = st.one_of(SCALARS, st.lists(SCALARS, max_size=2))
 
 
-PATTERN = st.sampled_from(["hi", "^def ", "(?i)HI$", r"\d", "(", "a(?=b)", ""])
-PATTERNS = st.one_of(
-    PATTERN,
-    st.lists(PATTERN, max_size=2),
-    st.dictionaries(st.sampled_from(["user", "system"]), PATTERN, max_size=2),
-)
-WINDOWS = st.fixed_dictionaries(
-    {},
-    optional={
-        "from": st.sampled_from(["08:00", "22:30", "24:00", "8"]),
-        "to": st.sampled_from(["06:00", "18:00"]),
-        "days": st.sampled_from(["mon-fri", "sat", ["sun", "tue-thu"], "someday"]),
-        "zone": st.sampled_from(["UTC", "Europe/Berlin", "Mars/Base"]),
-    },
-)
-
-
 def rarely(often: st.SearchStrategy[Any], rare: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.integers(0, 15).flatmap(lambda roll: rare if roll == 0 else often)
+
+
+GOOD_PATTERN = st.sampled_from(["hi", "^def ", "(?i)HI$", r"\d"])
+PATTERN = rarely(GOOD_PATTERN, st.sampled_from(["(", "a(?=b)", ""]))
+PATTERNS = st.one_of(
+    PATTERN,
+    st.lists(PATTERN, min_size=1, max_size=2),
+    st.dictionaries(st.sampled_from(["user", "system"]), PATTERN, min_size=1, max_size=2),
+)
+WINDOWS = st.fixed_dictionaries(
+    {"from": rarely(st.sampled_from(["08:00", "22:30"]), st.sampled_from(["24:00", "8"]))},
+    optional={
+        "to": st.sampled_from(["06:00", "18:00"]),
+        "days": rarely(st.sampled_from(["mon-fri", "sat", ["sun", "tue-thu"]]), st.just("someday")),
+        "zone": rarely(st.sampled_from(["UTC", "Europe/Berlin"]), st.just("Mars/Base")),
+    },
+)
 
 
 @st.composite
