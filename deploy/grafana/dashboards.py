@@ -39,6 +39,7 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
 FAILED = 'outcome=~"unavailable|engine_error|timeout|internal_error"'
 TRIED = 'outcome!~"client_error|limited|cancelled"'
+STATES = {"ready": "green", "asleep": "blue", "starting": "yellow", "suspect": "orange", "down": "red"}
 # Engines do not name their tier in every metric: it is joined from the one that does.
 OF_TIER = '* on (job, instance, engine) group_left () dualgauge_engine_info{job=~"$job", tier="$tier"}'
 Panel = Builder[model.Panel]
@@ -130,22 +131,21 @@ def figure(title: str, query: Query, unit: str = "short", *, bad: float | None =
     )
 
 
-def ready(title: str, query: Query) -> statetimeline.Panel:
-    """A band for each series: green at 1, red at 0."""
-    states = {
-        "0": model.ValueMappingResult(text="not ready", color="red", index=0),
-        "1": model.ValueMappingResult(text="ready", color="green", index=1),
-    }
-    return (
+def states(title: str, metric: str) -> statetimeline.Panel:
+    """A band for each state that an engine was in."""
+    panel = (
         statetimeline.Panel()
         .title(title)
         .datasource(SOURCE)
         .height(6)
         .span(WIDTH)
         .show_value(VisibilityMode.NEVER)
-        .mappings([model.ValueMap(options=states)])
-        .with_target(target(query))
+        .with_target(target((f"max by (engine, state) ({series(metric)} == 1)", "{{engine}} {{state}}")))
     )
+    for state, color in STATES.items():
+        fixed = model.DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": color})
+        panel.override_by_regexp(f"/ {state}$/", [fixed])
+    return panel
 
 
 def columns(title: str, by: str, *queries: Query) -> table.Panel:
@@ -215,7 +215,6 @@ def empty(title: str, about: str, *variables: dashboard.QueryVariable) -> dashbo
 def now() -> tuple[Panel, ...]:
     failing = f"{rate('dualgauge_requests_total', FAILED)} / {rate('dualgauge_requests_total', TRIED)}"
     down = series("dualgauge_engine_state", 'state="down"')
-    is_ready = series("dualgauge_engine_state", 'state="ready"')
     return (
         figure("Requests a second", (rate("dualgauge_requests_total"), ""), "reqps"),
         figure("Failing", (failing, ""), "percentunit", bad=0.005),
@@ -225,7 +224,7 @@ def now() -> tuple[Panel, ...]:
         figure("Limiter stores down", (f"sum(1 - {series('dualgauge_store_up')})", ""), bad=1),
         figure("Refused files", (f"sum({series('dualgauge_file_refused')})", ""), bad=1),
         figure("Policy", (f"max by (hash) ({series('dualgauge_policy_info')})", "{{hash}}")),
-        ready("Engines", (f"min by (engine) ({is_ready})", "{{engine}}")),
+        states("Engines", "dualgauge_engine_state"),
     )
 
 

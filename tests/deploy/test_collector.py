@@ -29,7 +29,6 @@ COUNT = {"type": "integer", "minimum": 1}
 PERCENT = {"type": "integer", "minimum": 1, "maximum": 100}
 ADDRESS = exactly(endpoint={"type": "string", "pattern": r"^\$\{env:LISTEN:-127\.0\.0\.1\}:\d+$"})
 NAMES = {"type": "array", "items": {"type": "string"}, "minItems": 1, "uniqueItems": True}
-ON = {"const": True}
 SCHEMA = exactly(
     receivers=exactly(otlp=exactly(protocols=exactly(grpc=ADDRESS, http=ADDRESS))),
     processors=exactly(
@@ -43,9 +42,9 @@ SCHEMA = exactly(
             endpoint={"const": "${env:TRACES_URL}"},
             compression={"enum": ["gzip", "zstd", "snappy", "none"]},
             timeout=SECONDS,
-            sending_queue=exactly(enabled=ON, queue_size=COUNT),
+            sending_queue=exactly(queue_size=COUNT),
             retry_on_failure=exactly(
-                enabled=ON, initial_interval=SECONDS, max_interval=SECONDS, max_elapsed_time=SECONDS
+                initial_interval=SECONDS, max_interval=SECONDS, max_elapsed_time=SECONDS
             ),
         )
     ),
