@@ -112,7 +112,7 @@ def _problem(replay: Replay, max_moved: float | None) -> str | None:
         return None
     undecided = replay.undecided.requests
     also = f", {undecided:,} of them since the log cannot tell" if undecided else ""
-    return f"{_percent(replay.moved_share)} of the requests would move, more than {max_moved:.2%}{also}"
+    return f"{_percent(replay.moved_share)} of the requests would move, more than {_percent(max_moved)}{also}"
 
 
 # as JSON

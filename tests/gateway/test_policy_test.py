@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gateway.cli.policy import policy_group
+from gateway.cli.policy_test import Case
 from policies.compile import compile_policy
 from policies.shipped import SHIPPED, shipped, shipped_cases
 
@@ -186,3 +187,25 @@ def test_a_file_that_is_not_there() -> None:
     result = run("none.yaml")
     assert result.exit_code == 1
     assert "cannot read none.yaml: No such file or directory" in result.output
+
+
+def test_the_example_of_the_documentation_holds_and_fails_as_it_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "changing-policies.md").read_text("utf-8")
+    example = page.split("```yaml\n# policy.test.yaml\n", 1)[1].split("```", 1)[0]
+    said = page.split("$ dualgauge policy test policy.test.yaml\n", 1)[1].split("```", 1)[0].splitlines()
+    Path("policy.test.yaml").write_text(f"# policy.test.yaml\n{example}")
+    assert run("policy.test.yaml", "--policy", "default").exit_code == 0
+    Path("without.yaml").write_text("""version: 1
+rules:
+  - {name: critical stays exact, when: {metadata: {critical: true}}, send: exact}
+  - {name: everything else, send: fast}
+""")
+    result = run("policy.test.yaml", "--policy", "without.yaml")
+    assert [*result.stderr.splitlines(), *result.stdout.splitlines()] == said
+
+
+def test_every_key_of_a_case_has_a_row() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "changing-policies.md").read_text("utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| ")]
+    for name in Case.__struct_fields__:
+        assert any(f"`{name}`" in row for row in rows), name
