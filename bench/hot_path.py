@@ -15,6 +15,7 @@ import asyncio
 import cProfile
 import pstats
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from gateway.config import parse
 from gateway.relay import upstream
 from gateway.relay.http1 import Connection
 from gateway.server import listener
+from gateway.telemetry.logs import AccessLog
 
 CONFIG = """
 model: smollm2
@@ -102,94 +104,108 @@ def reference() -> float:
     return (time.process_time() - start) * 1e6
 
 
-async def main(args: argparse.Namespace) -> None:
-    loop = asyncio.get_running_loop()
-    folder = Path(args.folder)
-    (folder / "keys.yaml").write_text("keys: [{name: bench, plan: default, key: sk-bench}]\n")
-    gateway = build(parse(CONFIG, folder / "dualgauge.yaml", {}))
-    for engine in gateway.fleet.engines:
-        gateway.fleet.set_state(engine, "ready", "bench")
-    replies = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
-        len(REPLY),
-        REPLY,
-    )
-    streaming = False
-    current: upstream.Connection | None = None
+class Gateway:
+    """One gateway between a recorded client and a recorded engine."""
 
-    async def connect(pool: upstream.Pool, loop_: Any, _seconds: float) -> upstream.Connection:
-        connection = upstream.Connection(loop_, pool._deadlines)
+    def __init__(self, folder: Path, config: str = CONFIG, access: AccessLog | None = None) -> None:
+        (folder / "keys.yaml").write_text("keys: [{name: bench, plan: default, key: sk-bench}]\n")
+        self.gateway = build(parse(config, folder / "dualgauge.yaml", {}), access=access)
+        for engine in self.gateway.fleet.engines:
+            self.gateway.fleet.set_state(engine, "ready", "bench")
+        for one in self.gateway.upstreams.values():
+            one.pool._connect = self._connect  # type: ignore[method-assign]
+        self._loop = asyncio.get_running_loop()
+        self._streaming = False
+        self._done: asyncio.Future[None] | None = None
+        self._engine: upstream.Connection | None = None
+        server: uvicorn.Server = listener(Public(self.gateway), 1)
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        self._client = Connection(server.config, server.server_state, {}, self._loop)
+        self._client.connection_made(Recorder(self._replied))
+
+    async def _connect(self, _loop: Any, _seconds: float) -> upstream.Connection:
+        pool = next(iter(self.gateway.upstreams.values())).pool
+        connection = upstream.Connection(self._loop, pool._deadlines)
 
         def on_write(_: bytes) -> None:
-            nonlocal current
-            current = connection
-            if not streaming:
-                loop_.call_soon(connection.data_received, replies)
+            self._engine = connection
+            if not self._streaming:
+                self._loop.call_soon(connection.data_received, WHOLE_REPLY)
 
         connection.connection_made(Recorder(on_write))
         return connection
 
-    upstream.Pool._connect = connect  # type: ignore[method-assign]
-    server: uvicorn.Server = listener(Public(gateway), 1)
-    server.config.load()
-    server.lifespan = server.config.lifespan_class(server.config)
-    done: asyncio.Future[None] | None = None
-    written = 0
-
-    def on_reply(data: bytes) -> None:
-        nonlocal written
-        written += 1
-        if done is not None and not done.done() and (not streaming or data.endswith(b"0\r\n\r\n")):
+    def _replied(self, data: bytes) -> None:
+        done = self._done
+        if done is not None and not done.done() and (not self._streaming or data.endswith(b"0\r\n\r\n")):
             done.set_result(None)
 
-    protocol = Connection(server.config, server.server_state, {}, loop)
-    protocol.connection_made(Recorder(on_reply))
-    one = request(False)
-    profiler = cProfile.Profile() if args.profile else None
-
-    async def json_requests(count: int) -> None:
-        nonlocal done
+    async def json_requests(self, count: int) -> None:
         for _ in range(count):
-            done = loop.create_future()
-            protocol.data_received(one)
-            await done
+            self._done = self._loop.create_future()
+            self._client.data_received(JSON_REQUEST)
+            await self._done
 
-    await json_requests(500)
-    if profiler:
-        profiler.enable()
+    async def begin_stream(self) -> None:
+        self._streaming = True
+        self._done = self._loop.create_future()
+        self._client.data_received(STREAM_REQUEST)
+        await asyncio.sleep(0.01)
+        assert self._engine is not None
+        self._engine.data_received(STREAM_HEAD + chunked(CHUNK))
+        await asyncio.sleep(0.01)
+
+    async def tokens(self, count: int) -> None:
+        assert self._engine is not None
+        receive, data = self._engine.data_received, chunked(CHUNK)
+        for i in range(count):
+            receive(data)
+            if i & 15 == 0:
+                await asyncio.sleep(0)
+
+    async def end_stream(self) -> None:
+        assert self._engine is not None
+        assert self._done is not None
+        self._engine.data_received(b"0\r\n\r\n")
+        await self._done
+        self._streaming = False
+
+
+JSON_REQUEST, STREAM_REQUEST = request(False), request(True)
+WHOLE_REPLY = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+    len(REPLY),
+    REPLY,
+)
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+async def least(run: Callable[[int], Awaitable[None]], count: int) -> tuple[float, float]:
+    """Microseconds of CPU of one in `count`, and of the reference loop: each the least of several slices."""
     best = speed = 1e9
     for _ in range(SLICES):
         speed = min(speed, reference())
         start = time.process_time()
-        await json_requests(args.requests // SLICES)
-        best = min(best, (time.process_time() - start) / (args.requests // SLICES))
+        await run(count // SLICES)
+        best = min(best, (time.process_time() - start) / (count // SLICES))
+    return best * 1e6, speed
+
+
+async def main(args: argparse.Namespace) -> None:
+    gateway = Gateway(Path(args.folder))
+    profiler = cProfile.Profile() if args.profile else None
+    await gateway.json_requests(500)
+    if profiler:
+        profiler.enable()
+    best, _ = await least(gateway.json_requests, args.requests)
     if profiler:
         profiler.disable()
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
-    print(f"JSON request    {best * 1e6:8.1f} us")
-    streaming = True
-    done = loop.create_future()
-    protocol.data_received(request(True))
-    await asyncio.sleep(0.01)
-    assert current is not None
-    connection = current
-    connection.data_received(
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        + chunked(CHUNK)
-    )
-    await asyncio.sleep(0.01)
-    data = chunked(CHUNK)
-    best = 1e9
-    for _ in range(SLICES):
-        speed = min(speed, reference())
-        start = time.process_time()
-        for i in range(args.tokens // SLICES):
-            connection.data_received(data)
-            if i & 15 == 0:
-                await asyncio.sleep(0)
-        best = min(best, (time.process_time() - start) / (args.tokens // SLICES))
-    print(f"streamed token  {best * 1e6:8.1f} us")
-    connection.data_received(b"0\r\n\r\n")
-    await done
+    print(f"JSON request    {best:8.1f} us")
+    await gateway.begin_stream()
+    best, speed = await least(gateway.tokens, args.tokens)
+    await gateway.end_stream()
+    print(f"streamed token  {best:8.1f} us")
     print(f"reference loop  {speed:8.1f} us")
 
 

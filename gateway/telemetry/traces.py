@@ -7,6 +7,7 @@ or slow collector costs dropped spans, and nothing else.
 
 from __future__ import annotations
 
+import logging
 import random
 import re
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ from gateway.telemetry.record import Record, TraceIds
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from gateway.telemetry.spans import Asked, Builder
+    from gateway.telemetry.spans import Asked
+
+logger = logging.getLogger("dualgauge.traces")
 
 # https://www.w3.org/TR/trace-context/#traceparent-header
 TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -53,11 +56,14 @@ class Tracer:
         capture: bool = False,
         where: str = "the collector",
     ) -> None:
+        # Imported only where requests are traced, and before the garbage collector is told to leave it alone.
+        from gateway.telemetry.spans import Builder
+
         self.sender = Sender(exporter, where)
         self.capture = capture
         self._sample = sample
         self._rand = rand
-        self._builder: Builder | None = None
+        self._builder = Builder(rand, capture=capture)
 
     def begin(self, headers: list[tuple[bytes, bytes]]) -> TraceIds:
         """Ids of a new request: the caller's trace continued where it sent one, and its flag obeyed."""
@@ -78,11 +84,13 @@ class Tracer:
         ids = record.trace
         if ids is None or not (ids.sampled or record.degraded or record.outcome not in GOOD):
             return
-        if self._builder is None:
-            from gateway.telemetry.spans import Builder
-
-            self._builder = Builder(self._rand, capture=self.capture)
-        self.sender.put(self._builder.spans(record, ids, client, asked))
+        try:
+            spans = self._builder.spans(record, ids, client, asked)
+        except Exception:
+            # Whatever a client has sent: its request has ended well, and must go on to end so.
+            logger.exception("request %s has no spans", record.request_id)
+            return
+        self.sender.put(spans)
 
     def close(self) -> None:
         """Send what is left, for two seconds at most."""
