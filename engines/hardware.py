@@ -191,8 +191,9 @@ def look(
         total, available = limit, min(available, max(0, limit - used))
     hidden = env.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     driver = None if hidden else nvml()
+    seen = nvml_gpus(driver) if driver is not None else ()
     return Machine(
-        gpus=() if hidden else gpus(runner) if driver is None else nvml_gpus(driver),
+        gpus=() if hidden else seen or gpus(runner),  # drivers before 510 tell NVML less
         cpus=tuple(sorted(os.sched_getaffinity(0))),
         memory=total,
         available=available,

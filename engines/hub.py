@@ -50,3 +50,15 @@ def fetch(model: str, python: Path, progress: Progress, env: Mapping[str, str] =
         last = complaint.strip().rpartition("\n")[2]
         error = f"{model}: the download ended with exit code {process.returncode}: {last}"
     raise MakingError(error)
+
+
+def cached(model: str, env: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder of a model that the client has in its cache, as far as it is there; nothing is fetched."""
+    home = env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    place = Path(env.get("HF_HUB_CACHE") or Path(home) / "hub") / f"models--{model.replace('/', '--')}"
+    try:
+        revision = (place / "refs" / "main").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
+    folder = place / "snapshots" / revision
+    return folder if (folder / "config.json").is_file() else None

@@ -184,7 +184,7 @@ def share(spec: EngineSpec) -> float | None:
     try:
         return float(flags.option(spec.args, "--gpu-memory-utilization") or "")
     except ValueError:
-        return spec.share
+        return None if spec.share is None else float(spec.share)
 
 
 def budget(facts: Facts, work: Work) -> Budget | None:

@@ -11,6 +11,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "up": ("gateway.cli.up", "up_command", "Start the engines and the gateway, and keep them running."),
     "down": ("gateway.cli.down", "down_command", "Stop what `up` left running."),
     "status": ("gateway.cli.status", "status_command", "Show engines and tiers."),
+    "plan": ("gateway.cli.plan", "plan_command", "Show what fits on which GPUs, and with which limits."),
     "serve": ("gateway.cli.serve", "serve_command", "Run the gateway alone, in front of running engines."),
     "reload": (
         "gateway.cli.serve",
