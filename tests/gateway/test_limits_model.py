@@ -2,7 +2,7 @@
 given back, expired, lost with its process or reloaded, they decide alike and hold the same.
 
 The model is what `docs/limits.md` promises, in fractions. A program is drawn as bytes, four a step;
-`LIMITS_STEPS` says how many steps the store in memory makes in all. Redis, which is asked over a socket, makes
+`LIMITS_STEPS` says how many steps the store in memory makes. Redis, which is asked over a socket, makes
 a quarter of them.
 """
 
