@@ -100,8 +100,13 @@ def admin_app(gateway: Gateway, reload: Callable[[Gateway], str | None]) -> Star
         problem = reload(gateway)
         if problem is not None:
             return _error(400, problem)
-        policy = gateway.snapshot.policy.hash
-        return _json({"policy": policy, "restart_needed": gateway.restart_needed})
+        snapshot, candidate = gateway.snapshot, gateway.snapshot.candidate
+        told = {
+            "policy": snapshot.policy.hash,
+            "candidate": None if candidate is None else candidate.policy.hash,
+            "restart_needed": gateway.restart_needed,
+        }
+        return _json(told)
 
     async def not_found(request: Request, _: Exception) -> Response:
         return _error(404, f"there is no {request.method} {request.url.path} here")

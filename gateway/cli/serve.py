@@ -99,6 +99,8 @@ def reload_command(path: Path) -> None:
     if reply.status_code != httpx2.codes.OK:
         raise _fail(reply.json()["error"]["message"])
     told = reply.json()
-    click.echo(f"policy {told['policy']} is in force")
+    candidate = told.get("candidate")
+    beside = f", beside it the candidate {candidate}" if candidate else ""
+    click.echo(f"policy {told['policy']} is in force{beside}")
     if told.get("restart_needed"):
         click.echo(f"restart needed: {path} was changed, and is read at the start only")

@@ -6,8 +6,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from gateway import snapshots
+from gateway.cli.serve import reload_command
 from tests.support.client import Wire, ask, get, until
 from tests.support.engine import FakeEngine, engines, reply, stream
 from tests.support.serving import PLAIN, Served, process, serving
@@ -194,6 +196,29 @@ async def test_sighup_reloads(tmp_path: Path) -> None:
                 while "policy.yaml:3:29" not in served.log.read_text():
                     await asyncio.sleep(0.01)
             assert served.process.poll() is None
+
+
+async def test_the_reload_command_says_what_is_in_force_and_what_is_wrong(tmp_path: Path) -> None:
+    def run() -> Result:
+        return CliRunner().invoke(reload_command, ["--config", str(tmp_path / "dualgauge.yaml")])
+
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine):
+        with process(tmp_path, {"fast": engine}) as served:
+            (tmp_path / "policy.yaml").write_text(RENAMED + "shadow: strict\n")
+            done = await asyncio.to_thread(run)
+            policy = (await get(served.admin, "/admin/status")).json["policy"]
+            told = (
+                f"policy {policy['hash']} is in force, beside it the candidate {policy['shadow']['hash']}\n"
+            )
+            assert (done.exit_code, done.stdout) == (0, told)
+            (tmp_path / "policy.yaml").write_text(BROKEN)
+            done = await asyncio.to_thread(run)
+            assert done.exit_code == 1
+            assert "policy.yaml:3:29: error: unknown key `if_unavailabel`" in done.stderr
+        done = await asyncio.to_thread(run)
+        assert done.exit_code == 1
+        assert "no gateway answers at http://127.0.0.1:" in done.stderr
 
 
 async def test_a_changed_deployment_file_needs_a_restart(tmp_path: Path) -> None:

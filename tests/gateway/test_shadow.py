@@ -276,8 +276,10 @@ async def test_counts_stay_at_a_reload_that_changes_neither(folder: Path) -> Non
     some = both()
     async with engines(*some.values()), serving(folder, some, policy=LIVE) as served:
         await rule(served)
-        await ask(served.admin, "/admin/reload")
-        assert (await shadow(served))["decided"] == 1
+        told = (await ask(served.admin, "/admin/reload")).json
+        found = await shadow(served)
+        assert found["decided"] == 1
+        assert told["candidate"] == found["hash"]
         (folder / "policy.yaml").write_text(LIVE + "# changed\n")
         await ask(served.admin, "/admin/reload")
         assert (await shadow(served))["decided"] == 0
