@@ -29,7 +29,7 @@ FIRST_ENGINE_PORT = 8101
 LAST_PORT = 65535
 MIN_LOG = 64 << 10
 MAX_LOGS = 10_000
-AT_LEAST_ONE = ("body", "depth", "nodes", "n", "prompts", "schema", "inputs", "pattern", "read")
+AT_LEAST_ONE = ("body", "depth", "nodes", "n", "prompts", "schema", "tools", "inputs", "pattern", "read")
 AT_LEAST_NONE = ("stop", "logprobs", "bad_words", "token_ids", "logit_bias")
 # A host name of two labels or more, the last of which begins with a letter: no IP literal of any spelling.
 HOST = r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -129,6 +129,7 @@ class Bounds(Part, frozen=True):
     logprobs: int = 20
     prompts: int = 8
     schema: Bytes = Bytes(64 << 10)
+    tools: Bytes = Bytes(256 << 10)
     inputs: int = 2048
     bad_words: int = 128
     token_ids: int = 128

@@ -119,6 +119,9 @@ CONSTRAINTS: Mapping[str, Callable[[Checker, Any], None]] = {
 
 
 def _tools(name: str, body: Body, bounds: Bounds) -> None:
+    size = body.size(name)
+    if size > bounds.tools:
+        raise InvalidRequest(f"{name} is {size} bytes, at most {bounds.tools} (bounds.tools)", param=name)
     choice = body.get("tool_choice", ANY)
     kind = choice.get("type") if isinstance(choice, dict) else choice
     forced = kind not in (None, "auto", "none")

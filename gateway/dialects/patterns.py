@@ -12,17 +12,19 @@ import warnings
 from dataclasses import dataclass
 
 _TOKEN = re.compile(
-    r"(?P<flags>\(\?[a-zA-Z]+\))"
-    r"|(?P<open>\((?:\?(?:P?<[^=!][^>]*>|<[=!]|[a-zA-Z-]*:|[=!>]))?)"
+    r"(?P<plain>[^\\\[(){*+?|]+)"
+    r"|(?P<flags>\(\?[a-zA-Z]+\))"
+    r"|(?P<open>\((?:\?(?:P?<[^=!>][^>]{0,64}>|<[=!]|[a-zA-Z-]*:|[=!>]))?)"
     r"|(?P<close>\))"
-    r"|(?P<times>\{(?P<least>\d*)(?P<comma>,?)(?P<most>\d*)\}|[*+?])[?+]?"
+    r"|(?:\{(?P<least>\d*)(?P<comma>,?)(?P<most>\d*)\}|[*+?])[?+]?(?P<times>)"
     r"|(?P<either>\|)"
-    r"|(?P<atom>\\(?:[pP]\{[^}]*\}|u\{[^}]*\}|.)|\[\^?\]?(?:\\.|[^\]\\])*\]|.)",
+    r"|(?P<atom>\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)",
     re.DOTALL,
 )
 # What JSON Schema's dialect (ECMA 262) spells otherwise than Python's.
 _ECMA = re.compile(
-    r"\\[pP]\{[^}]*\}|\\u\{[^}]*\}|\\c[A-Za-z]|\\k<(?P<back>\w+)>|\(\?<(?P<name>\w+)>|\\.", re.DOTALL
+    r"\\[pP]\{[^}]{0,64}\}|\\u\{[^}]{0,8}\}|\\c[A-Za-z]|\\k<(?P<back>\w{1,64})>|\(\?<(?P<name>\w{1,64})>|\\.",
+    re.DOTALL,
 )
 
 
@@ -57,48 +59,62 @@ def problem(pattern: str, most: int, depth: int) -> str | None:
         return f"is {len(pattern)} characters long, at most {most} (bounds.pattern)"
     if "\0" in pattern:
         return "holds a NUL character"
-    return _expansion(pattern, most, depth) or _uncompilable(pattern)
+    if _opened(pattern) > depth:
+        return f"nests groups deeper than {depth} levels (bounds.depth)"
+    pattern = _ECMA.sub(_python, pattern)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as exc:
+        return f"is no regular expression: {exc}"
+    return _expansion(pattern, most)
 
 
-def _expansion(pattern: str, most: int, depth: int) -> str | None:
+def _opened(pattern: str) -> int:
+    """How deep groups nest at most: brackets in classes and escapes are counted as if they were groups."""
+    level = deepest = 0
+    for character in pattern:
+        if character == "(":
+            level += 1
+            deepest = max(deepest, level)
+        elif character == ")":
+            level -= 1
+    return deepest
+
+
+def _expansion(pattern: str, most: int) -> str | None:
+    """What repeats too much in a pattern that compiles."""
     groups = [_Group()]
     for token in _TOKEN.finditer(pattern):
-        here = groups[-1]
-        if token["open"] is not None:
+        here, kind = groups[-1], token.lastgroup
+        if kind == "plain":
+            here.size += len(token[0]) - 1
+            here.parts += len(token[0]) - 1
+            here.add(1, False)
+        elif kind == "atom":
+            here.add(1, False)
+        elif kind == "open":
             groups.append(_Group())
-            if len(groups) > depth:
-                return f"nests groups deeper than {depth} levels (bounds.depth)"
-        elif token["close"] is not None:
-            if len(groups) > 1:
-                here.end_alternative()
-                groups.pop()
-                groups[-1].add(max(1, here.size), here.looped)
-        elif token["either"] is not None:
+        elif kind == "close" and len(groups) > 1:
             here.end_alternative()
-        elif token["times"] is not None:
+            groups.pop()
+            groups[-1].add(max(1, here.size), here.looped)
+        elif kind == "either":
+            here.end_alternative()
+        elif kind == "times":
             least = int((token["least"] or "0")[:9])
-            endless = token["times"] in "*+" or bool(token["comma"] and not token["most"])
+            endless = token["least"] is None and token[0][0] in "*+"
+            endless = endless or bool(token["comma"] and not token["most"])
             if endless and here.loops:
                 return f"repeats a repetition (`{pattern[: token.end()][-40:]}`)"
             times = max(1, least, int((token["most"] or "0")[:9]))
             here.size += here.last * (times - 1)
             here.last *= times
             here.loops = here.loops or endless
-            if here.size > most:
-                return f"repeats to more than {most} characters (bounds.pattern)"
-        elif token["atom"] is not None:
-            here.add(1, False)
-    return None
-
-
-def _uncompilable(pattern: str) -> str | None:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            re.compile(_ECMA.sub(_python, pattern))
-    except (re.error, RecursionError, OverflowError) as exc:
-        return f"is no regular expression: {exc}"
-    return None
+        if here.size > most:
+            return f"repeats to more than {most} characters (bounds.pattern)"
+    return f"repeats to more than {most} characters (bounds.pattern)" if groups[0].size > most else None
 
 
 def _python(match: re.Match[str]) -> str:

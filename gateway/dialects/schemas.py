@@ -36,11 +36,18 @@ ONES = (
     "then",
     "else",
 )
+HOLDING = frozenset({*MAPS, *LISTS, *ONES})
+DEFINED = ("$defs", "definitions")
 APPLIED = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else"})
 """Keywords whose schemas hold for the same value: a `$ref` that comes back through them alone never ends."""
 REFS = ("$ref", "$dynamicRef", "$recursiveRef")
 LEAST = ("minItems", "minLength", "minProperties", "minContains")
 _KEPT = 1024
+# Texts and classes of a grammar, also where they do not end: none is looked at again from its middle.
+_QUOTED = re.compile(r'"(?:\\.|[^"\\\n])*"?|\[(?:\\.|[^\]\\\n])*\]?')
+_BRACKETS = re.compile(r"[^()\[\]{}]+")
+_RULE = re.compile(r"^[ \t]*([\w-]+)[ \t]*::=", re.MULTILINE)
+_HEAD = re.compile(r"(?:\A|\|)[\s(]*([A-Za-z_][\w-]*)")
 
 Path = tuple[str | int, ...]
 
@@ -77,6 +84,7 @@ class Checker:
     def __init__(self, field: str, bounds: Bounds) -> None:
         self._field = field
         self._bounds = bounds
+        self._patterns = 0
 
     def refuse(self, path: Path, message: str) -> InvalidRequest:
         return InvalidRequest(f"{shown((self._field, *path))} {message}", param=self._field)
@@ -86,6 +94,10 @@ class Checker:
     def pattern(self, value: object, path: Path) -> None:
         if not isinstance(value, str):
             raise self.refuse(path, "must be a regular expression in a string")
+        self._patterns += len(value)
+        if self._patterns > self._bounds.pattern:
+            message = f"and the patterns before it are longer than {self._bounds.pattern} characters"
+            raise self.refuse(path, f"{message} (bounds.pattern)")
         found = patterns.problem(value, self._bounds.pattern, self._bounds.depth)
         if found is not None:
             raise self.refuse(path, found)
@@ -97,7 +109,7 @@ class Checker:
             raise self.refuse(path, "must be a grammar in a string")
         if "\0" in value:
             raise self.refuse(path, "holds a NUL character")
-        kept = re.sub(r"[^()\[\]{}]", "", re.sub(r'"(?:\\.|[^"\\\n])*"|\[(?:\\.|[^\]\\\n])*\]', "", value))
+        kept = _BRACKETS.sub("", _QUOTED.sub("", value))
         level = 0
         for character in kept:
             level += 1 if character in "([{" else -1
@@ -107,9 +119,9 @@ class Checker:
 
     def _no_left_recursion(self, grammar: str, path: Path) -> None:
         first: dict[str, set[str]] = {}
-        rules = re.split(r"^[ \t]*([\w-]+)[ \t]*::=", grammar, flags=re.MULTILINE)
+        rules = _RULE.split(grammar)
         for name, body in zip(rules[1::2], rules[2::2], strict=True):
-            heads = re.findall(r"(?:\A|\|)[\s(]*([A-Za-z_][\w-]*)", re.sub(r'"(?:\\.|[^"\\])*"', '""', body))
+            heads = _HEAD.findall(_QUOTED.sub('""', body))
             first.setdefault(name, set()).update(heads)
         try:
             TopologicalSorter(first).prepare()
@@ -132,55 +144,14 @@ class Checker:
 
     def schema(self, root: object, path: Path, *, compiled: bool = True) -> None:
         """A JSON schema. One that no grammar is made of (`compiled` false: a tool that the model is only
-        told of) may refer to what is not there, and to itself."""
-        if isinstance(root, bool) or root is None:
-            return
-        if not isinstance(root, dict):
-            raise self.refuse(path, "must be a JSON schema, an object")
-        graph: dict[str, set[str]] = {}
-        applied: dict[str, set[str]] = {}
-        waiting: list[tuple[str, Any, Path]] = [("#", root, path)]
-        while waiting:
-            name, schema, at = waiting.pop()
-            if name in graph:
-                continue
-            graph[name] = {self._local(ref, at) for ref in self._walk(schema, at)}
-            applied[name] = graph[name] & set(_same_value(schema))
-            for ref in graph[name]:
-                there, target = _resolve(root, ref)
-                if there:
-                    waiting.append((ref, target, (*path, ref)))
-                elif compiled:
-                    raise self.refuse(at, f"refers to {ref[:64]}, which is not there")
-        self._definitions(root, path, graph)
-        self._ends(applied, path, "refers to itself without end")
-        if compiled and not self._bounds.recursion:
-            self._ends(graph, path, "refers to itself (bounds.recursion)")
+        told of) may refer to what is not there, and to itself.
 
-    def _definitions(self, root: dict[str, Any], path: Path, graph: dict[str, set[str]]) -> None:
-        """Those that nothing refers to are read by engines too."""
-        for keyword in ("$defs", "definitions"):
-            some = root.get(keyword)
-            for name, schema in some.items() if isinstance(some, dict) else ():
-                if f"#/{keyword}/{name}" not in graph:
-                    for ref in self._walk(schema, (*path, keyword, name)):
-                        self._local(ref, path)
-
-    def _local(self, ref: object, path: Path) -> str:
-        if not isinstance(ref, str) or not ref.startswith("#"):
-            raise self.refuse(path, "has a $ref that leaves it: only those that begin with # are followed")
-        return ref
-
-    def _ends(self, graph: dict[str, set[str]], path: Path, what: str) -> None:
-        try:
-            TopologicalSorter(graph).prepare()
-        except CycleError as exc:
-            raise self.refuse(
-                path, f"{what}: {' -> '.join(str(ref)[:64] for ref in exc.args[1][:4])}"
-            ) from None
-
-    def _walk(self, root: Any, path: Path) -> Iterator[object]:
-        """Check each schema in `root`, not in what it only defines; gives every reference."""
+        Each schema in it is looked at once, however many references lead to it.
+        """
+        places: dict[int, Path] = {}
+        inside: dict[int, list[int]] = {}
+        same: dict[int, list[int]] = {}
+        referring = False
         waiting: list[tuple[Any, Path]] = [(root, path)]
         while waiting:
             schema, at = waiting.pop()
@@ -188,31 +159,68 @@ class Checker:
                 continue
             if not isinstance(schema, dict):
                 raise self.refuse(at, "must be a JSON schema, an object")
+            here = id(schema)
+            if here in places:
+                continue
+            places[here] = at
+            inside[here], same[here] = within, alike = [], []
             self._keywords(schema, at)
-            for keyword in REFS:
-                if schema.get(keyword) is not None:
-                    yield schema[keyword]
-            for keyword in MAPS:
-                some = schema.get(keyword)
-                if some is None:
-                    continue
+            for keyword, inner, below in self._inner(schema, at):
+                waiting.append((inner, below))
+                if keyword not in DEFINED:
+                    within.append(id(inner))
+                if keyword in APPLIED:
+                    alike.append(id(inner))
+            for target in self._targets(schema, root, at, compiled):
+                referring = True
+                waiting.append((target, at))
+                within.append(id(target))
+                alike.append(id(target))
+        if referring:
+            self._ends(same, places, "refers to itself without end")
+            if compiled and not self._bounds.recursion:
+                self._ends(inside, places, "refers to itself (bounds.recursion)")
+
+    def _ends(self, graph: dict[int, list[int]], places: dict[int, Path], what: str) -> None:
+        try:
+            TopologicalSorter(
+                {one: [o for o in others if o in graph] for one, others in graph.items()}
+            ).prepare()
+        except CycleError as exc:
+            raise self.refuse(places[exc.args[1][0]], what) from None
+
+    def _targets(self, schema: dict[str, Any], root: object, at: Path, compiled: bool) -> Iterator[Any]:
+        """What a schema's references lead to."""
+        for keyword in REFS:
+            ref = schema.get(keyword)
+            if ref is None:
+                continue
+            if not isinstance(ref, str) or not ref.startswith("#"):
+                raise self.refuse(at, "has a $ref that leaves it: only those that begin with # are followed")
+            there, target = _resolve(root, ref)
+            if there:
+                yield target
+            elif compiled:
+                raise self.refuse(at, f"refers to {ref[:64]}, which is not there")
+
+    def _inner(self, schema: dict[str, Any], at: Path) -> Iterator[tuple[str, Any, Path]]:
+        """(keyword, schema, place) of each schema right inside another."""
+        for keyword in schema.keys() & HOLDING:
+            some, below = schema[keyword], (*at, keyword)
+            if some is None:
+                continue
+            if keyword in ONES and not (keyword == "items" and isinstance(some, list)):
+                yield keyword, some, below
+            elif keyword in MAPS:
                 if not isinstance(some, dict):
-                    raise self.refuse((*at, keyword), "must be an object of schemas")
-                if keyword not in ("$defs", "definitions"):
-                    waiting.extend((inner, (*at, keyword, name)) for name, inner in some.items())
-            for keyword in LISTS:
-                some = schema.get(keyword)
-                if some is None:
-                    continue
+                    raise self.refuse(below, "must be an object of schemas")
+                for name, inner in some.items():
+                    yield keyword, inner, (*below, name)
+            else:
                 if not isinstance(some, list):
-                    raise self.refuse((*at, keyword), "must be a list of schemas")
-                waiting.extend((inner, (*at, keyword, index)) for index, inner in enumerate(some))
-            for keyword in ONES:
-                inner = schema.get(keyword)
-                if isinstance(inner, list) and keyword == "items":
-                    waiting.extend((one, (*at, keyword, index)) for index, one in enumerate(inner))
-                elif inner is not None:
-                    waiting.append((inner, (*at, keyword)))
+                    raise self.refuse(below, "must be a list of schemas")
+                for index, inner in enumerate(some):
+                    yield keyword, inner, (*below, index)
 
     def _keywords(self, schema: dict[str, Any], at: Path) -> None:
         if "type" in schema:
@@ -264,6 +272,8 @@ class Checker:
         for index, tool in enumerate(tools if isinstance(tools, list) else ()):
             if not isinstance(tool, dict):
                 raise self.refuse((index,), "must be an object")
+            if tool.get("type") == "mcp" or "server_url" in tool:
+                raise self.refuse((index,), "is not accepted: engines call no server that clients name")
             inner = tool.get("function")
             wrapped = isinstance(inner, dict)
             made: dict[str, Any] = inner if isinstance(inner, dict) else tool
@@ -280,19 +290,6 @@ class Checker:
         size = len(msgspec.json.encode(value))
         if size > self._bounds.schema:
             raise self.refuse(path, f"is {size} bytes, at most {self._bounds.schema} (bounds.schema)")
-
-
-def _same_value(root: Any) -> Iterator[str]:
-    """References that hold for the very value that `root` holds for."""
-    waiting = [root]
-    while waiting:
-        schema = waiting.pop()
-        if not isinstance(schema, dict):
-            continue
-        yield from (schema[keyword] for keyword in REFS if isinstance(schema.get(keyword), str))
-        for keyword in APPLIED:
-            inner = schema.get(keyword)
-            waiting.extend(inner if isinstance(inner, list) else [inner])
 
 
 def _resolve(root: Any, ref: str) -> tuple[bool, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -605,6 +606,45 @@ def test_a_grammar_in_use_passes() -> None:
 def test_large_schemas_are_refused(fields: dict[str, Any], name: str) -> None:
     error = refused(CHAT, fields)
     assert (error.param, "bounds.schema" in error.message) == (name, True)
+
+
+def test_patterns_are_bounded_in_all() -> None:
+    one = {"type": "string", "pattern": "x" * 900}
+    many = {"properties": {str(i): one for i in range(12)}}
+    assert "bounds.pattern" in refused(CHAT, {"response_format": schema(many)}).message
+    parse(CHAT, {"response_format": schema({"properties": {str(i): one for i in range(11)}})})
+
+
+def test_all_tools_are_bounded_together() -> None:
+    error = refused(CHAT, {"tools": tool({"description": "x" * (60 << 10)}) * 5})
+    assert (error.param, "bounds.tools" in error.message) == ("tools", True)
+
+
+@pytest.mark.parametrize(
+    "bad", ["text", {"type": "mcp", "server_label": "x"}, {"server_url": "http://10.0.0.1"}]
+)
+def test_no_server_of_a_client_is_called(bad: object) -> None:
+    for dialect in GENERATING:
+        assert refused(dialect, {"tools": [bad]}).param == "tools"
+
+
+def test_hostile_schemas_and_patterns_are_looked_at_once() -> None:
+    """Each of these took seconds to minutes where a part was read again for every way that leads to it."""
+    name = "definition"
+    spelt = ["".join(f"%{ord(c):02X}" if i >> k & 1 else c for k, c in enumerate(name)) for i in range(700)]
+    refs = [{"$ref": f"#/{one}"} for one in spelt]
+    parse(CHAT, {"guided_json": {name: {"allOf": [{}] * 5000}, "allOf": refs}})
+    deep: dict[str, Any] = {}
+    for _ in range(55):
+        deep = {"items": deep}
+    refs = [{"$ref": f"#/deep{'/items' * level}"} for level in range(50)]
+    parse(CHAT, {"guided_json": {"deep": deep, "allOf": refs * 5}})
+    for text in ('"' * 60_000, "[" * 60_000, "a" * 60_000, "|" * 60_000, '"\\' * 30_000, "a::=" * 15_000):
+        with contextlib.suppress(InvalidRequest):
+            parse(CHAT, {"guided_grammar": text})
+    for pattern in ("[" * 9999, "\\p{" * 2400, "{" * 9999, "a?" * 4999, "(?P<" * 60):
+        with contextlib.suppress(InvalidRequest):
+            parse(CHAT, {"guided_regex": pattern})
 
 
 def test_many_tools_may_be_larger_than_one_schema() -> None:
