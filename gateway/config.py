@@ -28,7 +28,7 @@ DEFAULT_FILE = "dualgauge.yaml"
 FIRST_ENGINE_PORT = 8101
 LAST_PORT = 65535
 MIN_LOG = 64 << 10
-MAX_LOGS = 10_000
+MAX_LOGS = 500
 AT_LEAST_ONE = ("body", "depth", "nodes", "n", "prompts", "schema", "tools", "inputs", "pattern", "read")
 AT_LEAST_NONE = ("stop", "logprobs", "bad_words", "token_ids", "logit_bias")
 # A host name of two labels or more, the last of which begins with a letter: no IP literal of any spelling.

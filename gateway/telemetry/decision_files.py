@@ -3,6 +3,7 @@ operator may compress any of these, to `PATH.2.gz`."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import re
@@ -42,15 +43,23 @@ def whole(path: Path) -> list[Path]:
 
 
 def lines(files: list[Path], progress: Callable[[int], None]) -> Iterator[Placed]:
-    """The lines of these files. `progress` hears how many bytes of the files have been read."""
+    """The lines of these files. `progress` hears how many bytes of the files have been read.
+
+    All are opened at once: a rotation meanwhile gives them other names, and changes nothing of what is read.
+    """
     before = 0
-    for file in files:
-        number = 0
-        try:
-            with file.open("rb") as raw:
-                stream: IO[bytes] = raw
-                if file.suffix == ".gz":
-                    stream = gzip.GzipFile(fileobj=raw)  # type: ignore[assignment]
+    with contextlib.ExitStack() as stack:
+        opened: list[tuple[Path, IO[bytes]]] = []
+        for file in files:
+            try:
+                opened.append((file, stack.enter_context(file.open("rb"))))
+            except OSError as error:
+                yield Placed(file, 1, None, _said(error))
+        for file, raw in opened:
+            number, stream = 0, raw
+            if file.suffix == ".gz":
+                stream = gzip.GzipFile(fileobj=raw)  # type: ignore[assignment]
+            try:
                 while data := stream.readline(MAX_LINE):
                     number += 1
                     if not number & 0xFFF:
@@ -58,9 +67,10 @@ def lines(files: list[Path], progress: Callable[[int], None]) -> Iterator[Placed
                     if data[-1:] != b"\n" and len(data) == MAX_LINE:
                         _skip_line(stream)
                     yield Placed(file, number, data)
-                before += raw.tell()
-        except (OSError, EOFError, zlib.error) as error:
-            yield Placed(file, number + 1, None, _said(error))
+            except (OSError, EOFError, zlib.error) as error:
+                yield Placed(file, number + 1, None, _said(error))
+            before += raw.tell()
+            raw.close()
     progress(before)
 
 
@@ -77,9 +87,11 @@ def _said(error: Exception) -> str:
 def backwards(files: list[Path]) -> Iterator[bytes]:
     """The lines of these files from the last to the first, compressed ones left out. Raises OSError."""
     for file in reversed(files):
-        if file.suffix != ".gz":
-            with file.open("rb") as raw:
-                yield from _backwards(raw)
+        # A rotation meanwhile may have taken away the oldest.
+        with contextlib.suppress(FileNotFoundError):
+            if file.suffix != ".gz":
+                with file.open("rb") as raw:
+                    yield from _backwards(raw)
 
 
 def _backwards(raw: IO[bytes]) -> Iterator[bytes]:

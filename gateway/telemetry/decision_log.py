@@ -112,7 +112,14 @@ class DecisionLog:
         except OSError as error:
             if not self._failing:
                 self._failing = True
-                logger.error("%s cannot be written: %s; it is tried again", self._path, error.strerror)
+                why = error.strerror or error
+                logger.error("%s cannot be written: %s; it is tried again", self._path, why)
+            return
+        except Exception:
+            # A fault of ours: without this thread every later line would be lost without a word.
+            if not self._failing:
+                self._failing = True
+                logger.exception("%s cannot be written; it is tried again", self._path)
             return
         if self._failing or self._dropping:
             self._failing = self._dropping = False

@@ -252,6 +252,27 @@ def test_files_are_read_in_the_order_in_which_they_were_written(tmp_path: Path) 
     assert b"".join(written(path)) == b"1\n2\n3\n4\n5\n"
 
 
+def test_a_rotation_while_files_are_read_changes_nothing(path: Path, lost: Lost) -> None:
+    made = log(path, lost, size=1000, keep=3)
+    for number in range(40):
+        made.append(None, line(number))
+    made.close(5)
+    expected = numbers(path)
+    reading = lines(whole(path), lambda _: None)
+    found = [next(reading)]
+    made = log(path, lost, size=1000, keep=3)
+    for number in range(40, 400):
+        made.append(None, line(number))
+    made.close(5)
+    found += reading
+    assert [json.loads(one.data or b"")["n"] for one in found][: len(expected)] == expected
+
+
+def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path) -> None:
+    (found,) = lines([tmp_path / "none"], lambda _: None)
+    assert (found.number, found.data, found.why) == (1, None, "No such file or directory")
+
+
 def test_progress_ends_at_the_bytes_that_the_files_have(tmp_path: Path) -> None:
     (tmp_path / "d").write_bytes(b"one\ntwo\n")
     (tmp_path / "d.1.gz").write_bytes(gzip.compress(b"zero\n"))
