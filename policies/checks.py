@@ -149,15 +149,19 @@ def _shadows(document: Document, syntax: PolicySyntax) -> Iterator[Diagnostic]:
     """Rules that never decide, by what they ask for themselves or by the rules before them."""
     logic = Logic(syntax.classes)
     before: list[tuple[RuleSyntax, Expression]] = []
+    decided = False
     for rule in syntax.rules:
         message = None
-        if before and logic.always(AnyOf(tuple(when for _, when in before))):
+        if decided:
             message = "never reached: of the rules before it, one always holds"
         elif rule.when is not None:
             if logic.never(rule.when):
                 message = "never holds: what it asks for excludes itself"
             else:
                 message = _shadow(document, logic, rule.when, before)
+                decided = logic.always(rule.when) or any(
+                    logic.complete(rule.when, earlier) for _, earlier in before
+                )
                 before.append((rule, rule.when))
         if message is not None:
             where = rule.path if rule.when is None else (*rule.path, "when")

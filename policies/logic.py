@@ -5,14 +5,15 @@ Sound, not complete: a yes is true of every request, a no says nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import combinations, permutations
+from collections.abc import Callable, Mapping
+from itertools import combinations, islice
+from typing import Any
 
 from policies.expressions import AllOf, AnyOf, ClassName, Expression, FieldTest, Not, SignalTest
 from policies.signals import SIGNALS
 
 BUDGET = 20_000
-"""Pairs of conditions that are looked at in one policy; what is left then is taken for possible."""
+"""Questions that are looked into in one policy; what is left then is taken for possible."""
 
 _RANGES: Mapping[str, tuple[float, float]] = {
     "score": (0, 1),
@@ -29,29 +30,50 @@ class Logic:
 
     def __init__(self, classes: Mapping[str, Expression]) -> None:
         self._classes = classes
-        self._known: dict[tuple[str, Expression, Expression], bool] = {}
+        self._known: dict[tuple[str, Expression, Expression | None], bool] = {}
 
     def implies(self, left: Expression, right: Expression) -> bool:
         """Whether `right` holds wherever `left` does."""
         if left == right:
             return True
-        return self._ask("implies", left, right)
+        return self._ask("implies", self._implies, left, right)
 
     def excludes(self, left: Expression, right: Expression) -> bool:
         """Whether the two never hold together."""
-        return self._ask("excludes", left, right)
+        return self._ask("excludes", self._excludes, left, right)
 
-    def _ask(self, what: str, left: Expression, right: Expression) -> bool:
+    def complete(self, left: Expression, right: Expression) -> bool:
+        """Whether one of the two always holds."""
+        if not isinstance(self._opened(left), Not | AnyOf) and not isinstance(
+            self._opened(right), Not | AnyOf
+        ):
+            return False  # what asks for something, alone or together, leaves the rest to a negation
+        return self.implies(Not(left), right) or self.implies(Not(right), left)
+
+    def never(self, condition: Expression) -> bool:
+        """Whether it holds for no request."""
+        return self._ask("never", lambda one, _: self._never(one), condition)
+
+    def always(self, condition: Expression) -> bool:
+        """Whether it holds for every request."""
+        return self._ask("always", lambda one, _: self._always(one), condition)
+
+    def _ask(
+        self,
+        what: str,
+        look: Callable[[Expression, Any], bool],
+        left: Expression,
+        right: Expression | None = None,
+    ) -> bool:
+        """Each question is looked into once: classes that use each other many times cost no more."""
         question = (what, left, right)
         if question not in self._known:
             if len(self._known) >= BUDGET:
                 return False
-            look = self._implies if what == "implies" else self._excludes
             self._known[question] = look(left, right)
         return self._known[question]
 
-    def never(self, condition: Expression) -> bool:
-        """Whether it holds for no request."""
+    def _never(self, condition: Expression) -> bool:
         match condition:
             case ClassName(name):
                 return self.never(self._classes[name])
@@ -62,14 +84,13 @@ class Logic:
             case AllOf(parts):
                 if any(self.never(part) for part in parts):
                     return True
-                return any(self.excludes(one, other) for one, other in combinations(parts, 2))
+                return any(self.excludes(*pair) for pair in islice(combinations(parts, 2), BUDGET))
             case SignalTest():
                 return _is_empty(condition)
             case _:
                 return False
 
-    def always(self, condition: Expression) -> bool:
-        """Whether it holds for every request."""
+    def _always(self, condition: Expression) -> bool:
         match condition:
             case ClassName(name):
                 return self.always(self._classes[name])
@@ -80,7 +101,7 @@ class Logic:
             case AnyOf(parts):
                 if any(self.always(part) for part in parts):
                     return True
-                return any(self.implies(Not(one), other) for one, other in permutations(parts, 2))
+                return any(self.complete(*pair) for pair in islice(combinations(parts, 2), BUDGET))
             case _:
                 return False
 
