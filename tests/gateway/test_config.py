@@ -94,7 +94,10 @@ INVALID = [
     (HEAD + "limits: {timeout: 0s}\n", "3:19: error: at least 1ms"),
     (HEAD + "limits: {waiting: 0}\n", "3:19: error: at least 1"),
     (HEAD + "telemetry: {capture_content: true}\n", "3:30: error: there are no traces to put them into"),
-    (HEAD + "telemetry: {otlp: '4318'}\n", "3:19: error: a collector's url: http://127.0.0.1:4318, or grpc://"),
+    (
+        HEAD + "telemetry: {otlp: '4318'}\n",
+        "3:19: error: a collector's url: http://127.0.0.1:4318, or grpc://",
+    ),
     (HEAD + "telemetry: {otlp: 'http://h:x'}\n", "3:19: error: a collector's url: http://127.0.0.1:4318"),
     (HEAD + "workers: two\n", "3:10: error: expected `int`, got `str`"),
     (
@@ -150,6 +153,12 @@ INVALID = [
     (engine(VLLM + ", args: [--n, 5]"), "3:77: error: expected `str`, got `int`"),
     (engine(EXTERNAL + ", timeouts: {idel: 5s}"), "3:89: error: unknown key `idel`; did you mean `idle`?"),
     (engine(EXTERNAL + ", timeouts: {idle: 0s}"), "3:95: error: must be larger"),
+    (HEAD + "decision_log: {size: 1MiB}", "3:15: error: the key `path` is missing"),
+    (HEAD + "decision_log: {path: ' '}", "3:22: error: a file: decisions.jsonl"),
+    (HEAD + "decision_log: {path: d, size: 1KiB}", "3:31: error: must be larger: 64KiB at least"),
+    (HEAD + "decision_log: {path: d, keep: 0}", "3:31: error: how many older files stay: 1 to 500"),
+    (HEAD + "decision_log: {path: d, signals: some}", "3:34: error: "),
+    (HEAD + "decision_log: {path: d, rotate: 3}", "3:25: error: unknown key `rotate`"),
 ]
 
 
@@ -185,6 +194,10 @@ def test_paths_are_relative_to_the_file() -> None:
     config = read(HEAD + "policy: policies/mine.yaml\nkeys: ../keys.yaml\n")
     assert config.policy == "/srv/dualgauge/policies/mine.yaml"
     assert config.keys == Path("/srv/keys.yaml")
+    log = read(HEAD + "decision_log: {path: logs/d.jsonl}").decision_log
+    assert log is not None
+    assert (log.path, log.size, log.keep, log.signals) == ("/srv/dualgauge/logs/d.jsonl", 64 << 20, 8, "all")
+    assert read(HEAD).decision_log is None
     assert read(HEAD + "policy: strict\n").policy == "strict"
     (spec,) = read(engine(VLLM.replace("model: x", "model: ./models/a"))).engines
     assert spec.model == "/srv/dualgauge/models/a"
