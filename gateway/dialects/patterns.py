@@ -23,7 +23,9 @@ _TOKEN = re.compile(
 )
 # What JSON Schema's dialect (ECMA 262) spells otherwise than Python's.
 _ECMA = re.compile(
-    r"\\[pP]\{[^}]{0,64}\}|\\u\{[^}]{0,8}\}|\\c[A-Za-z]|\\k<(?P<back>\w{1,64})>|\(\?<(?P<name>\w{1,64})>|\\.",
+    r"(?P<one>\\[pP]\{[^}]{0,64}\}|\\u\{[^}]{0,8}\}|\\c[A-Za-z])|\\k<(?P<back>\w{1,64})>|\(\?<(?P<name>\w{1,64})>"
+    # A hyphen beside a class of characters is itself, no range.
+    r"|(?P<before>-)(?=\\[dDsSwW])|(?P<after>\\[dDsSwW])-(?!\])|\\.",
     re.DOTALL,
 )
 
@@ -123,4 +125,8 @@ def _python(match: re.Match[str]) -> str:
         return f"(?P<{match['name']}>"
     if match["back"] is not None:
         return f"(?P={match['back']})"
-    return r"\w" if text[:3] in (r"\p{", r"\P{", r"\u{") or text[:2] == r"\c" else text
+    if match["after"] is not None:
+        return match["after"] + r"\-"
+    if match["before"] is not None:
+        return r"\-"
+    return r"\w" if match["one"] is not None else text

@@ -470,6 +470,7 @@ GOOD = [
         "pattern": r"^(?!\.)(?!.*\.\.)([\w'+\-\.]*)[\w+-]@([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
     },
     {"type": "string", "pattern": r"^\p{L}[\p{L}\d_]{0,63}$"},
+    {"type": "string", "pattern": r"^[\w-.]+@([\w-]+\.)+[a-z+-\d]{2,4}\d-\d$"},
     {"type": "string", "pattern": r"(?<year>\d{4})-\k<year>\/\u{1F600}"},
     {"type": "array", "items": {"type": "integer"}, "minItems": 3, "maxItems": 10**9, "prefixItems": []},
     {"allOf": [{"if": {"required": ["x"]}, "then": {"minimum": 1}}], "not": {"type": "null"}},
