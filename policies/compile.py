@@ -34,6 +34,8 @@ from policies.syntax import read
 from policies.times import Window, inside
 
 TIERS = ("fast", "exact")
+# A union of types would be made anew by each test.
+SCALARS = (str, bool, int, float)
 
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "at_least": operator.ge,
@@ -196,9 +198,8 @@ def _signal(expression: SignalTest) -> Condition:
         text = f"{name} {wanted}"
 
     def test(facts: Facts, memo: Memo) -> bool:
-        if name in memo:
-            value = memo[name]
-        else:
+        value = memo.get(name)
+        if value is None and name not in memo:
             value = memo[name] = measure(facts, memo)
         return value is not None and compare(value, operand)
 
@@ -254,7 +255,7 @@ def _field_test(kind: str, key: str, values: frozenset[str] | None) -> Callable[
 
         def metadata(facts: Facts, _memo: Memo) -> bool:
             value = facts.metadata.get(key)
-            return isinstance(value, str | bool | int | float) and text_of(value).strip().casefold() in values
+            return isinstance(value, SCALARS) and text_of(value).strip().casefold() in values
 
         return metadata
     if kind == "tenant_tag":

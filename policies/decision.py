@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
+
+import msgspec
 
 SignalValue = float | int | bool | str
 NO_SIGNALS: Mapping[str, SignalValue] = MappingProxyType({})
@@ -50,8 +52,7 @@ class Edits:
 NO_EDITS = Edits()
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """Which tier, by which rule, why, and under which contract.
 
     `priority` is the engine's (lower is earlier), `trace` asks for a trace whatever the sampling.
@@ -63,7 +64,7 @@ class Decision:
     policy_hash: str
     if_busy: Busy | None = None
     reasons: tuple[str, ...] = ()
-    signals: Mapping[str, SignalValue] = field(default_factory=lambda: NO_SIGNALS)
+    signals: Mapping[str, SignalValue] = NO_SIGNALS
     priority: int = 0
     trace: bool = False
     edits: Edits = NO_EDITS
