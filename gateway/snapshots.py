@@ -21,7 +21,7 @@ from policies.compile import compile_policy
 from policies.document import Diagnostic, ProblemsError, unknown
 from policies.logged import Fields
 from policies.policy import Policy
-from policies.shipped import SHIPPED, SHIPPED_NAME, shipped
+from policies.shipped import SHIPPED, SHIPPED_NAME, beside, shipped
 
 logger = logging.getLogger("dualgauge.gateway")
 
@@ -81,8 +81,8 @@ def read_snapshot(
 
 
 def _candidate(live: Policy, config: Config, before: Snapshot | None) -> tuple[Candidate | None, str | None]:
-    named = _shadow_of(live)
-    assert named is not None
+    assert live.shadow is not None
+    named = beside(live.shadow, live.file)
     old = None if before is None else before.candidate
     problem = None
     try:
@@ -99,13 +99,6 @@ def _candidate(live: Policy, config: Config, before: Snapshot | None) -> tuple[C
     if policy.shadow is not None:
         logger.warning("%s: a candidate's own `shadow` is not read", policy.file)
     return Candidate(named, policy, live, live.rollout), problem
-
-
-def _shadow_of(policy: Policy) -> str | None:
-    """The candidate that a policy names: a shipped name, or a path, relative to the policy's own file."""
-    if policy.shadow is None or SHIPPED_NAME.fullmatch(policy.shadow):
-        return policy.shadow
-    return str(Path(policy.file).parent / Path(policy.shadow).expanduser())
 
 
 def reload(gateway: Gateway) -> str | None:
@@ -147,8 +140,10 @@ def _which_file(config: Config, problems: ProblemsError) -> str:
 
 def _files(config: Config, policy: Policy | None = None) -> list[Path]:
     """Where policy, keys and the candidate of `policy` come from."""
-    named = [config.policy, None if policy is None else _shadow_of(policy)]
-    files = [Path(name) for name in named if name is not None and not SHIPPED_NAME.fullmatch(name)]
+    named = [config.policy]
+    if policy is not None and policy.shadow is not None:
+        named.append(beside(policy.shadow, policy.file))
+    files = [Path(name) for name in named if not SHIPPED_NAME.fullmatch(name)]
     return files if config.keys is None else [*files, config.keys]
 
 

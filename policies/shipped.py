@@ -29,6 +29,13 @@ def shipped_cases(name: str) -> tuple[str, str]:
     return file.read_text(encoding="utf-8"), str(file)
 
 
+def beside(named: str, file: str) -> str:
+    """A policy that `file` names: a shipped name as it is, a path as seen from where `file` is seen from."""
+    if SHIPPED_NAME.fullmatch(named):
+        return named
+    return str(Path(file).parent / Path(named).expanduser())
+
+
 def policy_text(policy: str) -> tuple[str, str]:
     """Text and file name of a policy given as a shipped name or a path. Raises OSError, ProblemsError."""
     if policy in SHIPPED:

@@ -6,10 +6,10 @@ import json
 
 import click
 
-from gateway.cli.chosen import compiled, tier_names
+from gateway.cli.chosen import compiled, deployed, tier_names, tiers_of
 from gateway.cli.policy_replay import replay_command
 from gateway.cli.policy_test import cases_command
-from policies.compile import TIERS
+from policies.shipped import beside
 
 
 @click.group("policy")
@@ -21,21 +21,28 @@ def policy_group() -> None:
 @click.argument("file")
 @click.option(
     "--tiers",
-    default=",".join(TIERS),
-    show_default=True,
     callback=tier_names,
-    help="The deployment's tiers, from the least to the most precise.",
+    help="From the least to the most precise. [default: those of ./dualgauge.yaml, else fast,exact]",
 )
-def check_command(file: str, tiers: tuple[str, ...]) -> None:
+def check_command(file: str, tiers: tuple[str, ...] | None) -> None:
     """Say what is wrong with a policy, as file:line:column; exit 1 where it cannot be used.
+
+    Its candidate (`shadow`) is checked too.
 
     FILE is a path, or the name of a shipped policy: default, strict, thrifty.
     """
-    policy = compiled(file, tiers)
-    for warning in policy.warnings:
-        click.echo(str(warning), err=True)
-    count = len(policy.rules)
-    click.echo(f"{policy.file}: {count} rule{'s' if count != 1 else ''}, hash {policy.hash}")
+    deployment = deployed() if tiers is None else None
+    served = None if deployment is None else {spec.tier for spec in deployment.engines}
+    tiers = tiers or tiers_of(deployment)
+    policy = compiled(file, tiers, served)
+    checked = [policy]
+    if policy.shadow is not None:
+        checked.append(compiled(beside(policy.shadow, policy.file), tiers, served))
+    for one in checked:
+        for warning in one.warnings:
+            click.echo(str(warning), err=True)
+        count = len(one.rules)
+        click.echo(f"{one.file}: {count} rule{'s' if count != 1 else ''}, hash {one.hash}")
 
 
 @policy_group.command("schema")

@@ -16,7 +16,7 @@ from gateway.cli.chosen import compiled, deployed, tier_names, tiers_of
 from policies.decision import Decision
 from policies.document import Diagnostic, Document, ProblemsError, convert, load, unknown
 from policies.policy import Policy
-from policies.shipped import SHIPPED, shipped_cases
+from policies.shipped import SHIPPED, beside, shipped_cases
 
 MAX_TEXT = 10_000_000
 
@@ -78,7 +78,7 @@ def cases_command(files: tuple[str, ...], policy: str | None, tiers: tuple[str, 
     count, failed = 0, 0
     for file in files:
         document, cases = _read(file)
-        rules = compiled(policy or _policy_of(cases, document.file), chosen)
+        rules = compiled(policy or beside(cases.policy, document.file), chosen)
         for index, case in enumerate(cases.cases):
             wrong = list(_differences(document, index, case, rules, chosen))
             for line in wrong:
@@ -88,12 +88,6 @@ def cases_command(files: tuple[str, ...], policy: str | None, tiers: tuple[str, 
     click.echo(f"{told}, {failed} failed" if failed else f"{told}, all as expected")
     if failed:
         sys.exit(1)
-
-
-def _policy_of(cases: Cases, file: str) -> str:
-    return (
-        cases.policy if cases.policy in SHIPPED else str(Path(file).parent / Path(cases.policy).expanduser())
-    )
 
 
 def _read(file: str) -> tuple[Document, Cases]:

@@ -285,6 +285,21 @@ def test_check_takes_a_good_policy() -> None:
     assert "default.yaml: 7 rules, hash " in result.output
 
 
+def test_check_looks_at_the_candidate_too() -> None:
+    Path("p.yaml").write_text("version: 1\nrules: [{name: a, send: fast}]\nshadow: c.yaml\n")
+    result = CliRunner().invoke(policy_group, ["check", "p.yaml"])
+    assert result.exit_code == 1
+    assert "cannot read the policy c.yaml: No such file" in result.output
+    Path("c.yaml").write_text("version: 1\nrules: [{name: a, send: fats}]\n")
+    result = CliRunner().invoke(policy_group, ["check", "p.yaml"])
+    assert result.exit_code == 1
+    assert "c.yaml:2:25: error: unknown tier `fats`; did you mean `fast`?" in result.output
+    Path("c.yaml").write_text("version: 1\nrules: [{name: a, send: fast}]\n")
+    result = CliRunner().invoke(policy_group, ["check", "p.yaml"])
+    assert result.exit_code == 0
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == ["p.yaml", "c.yaml"]
+
+
 def test_check_shows_warnings_and_takes_the_policy() -> None:
     path = INVALID.parent / "valid" / "unused_class.yaml"
     result = CliRunner().invoke(policy_group, ["check", str(path)])
