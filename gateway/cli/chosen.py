@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,11 +32,11 @@ def tier_names(
     return names
 
 
-def compiled(policy: str, tiers: tuple[str, ...]) -> Policy:
+def compiled(policy: str, tiers: tuple[str, ...], served: Collection[str] | None = None) -> Policy:
     """A shipped policy or one from a file; ends the program with what is wrong where it cannot be used."""
     try:
         text, file = policy_text(policy)
-        return compile_policy(text, file, tiers=tiers)
+        return compile_policy(text, file, tiers=tiers, served=served)
     except OSError as error:
         raise click.ClickException(f"cannot read the policy {policy}: {error.strerror}") from None
     except ProblemsError as error:
