@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -167,8 +167,6 @@ def local_facts(spec: EngineSpec) -> Facts:
 
 
 def _configured(file: Path | None, machine: Machine, asked: Asked) -> Plan:
-    from dataclasses import replace
-
     from engines import plan
     from gateway.cli.prepare import load
 
@@ -205,7 +203,7 @@ def _show(found: Plan, reasons: tuple[str, ...], as_json: bool) -> None:
     from gateway.cli import planned
 
     problems = [*plan.no_room(found), *plan.too_short(found)]
-    specs = [placement.spec for placement in found.placements]
+    specs = [replace(placement.spec, gpu=placement.gpu) for placement in found.placements]
     facts = {placement.spec.name: placement.facts for placement in found.placements}
     changes = []
     if problems:

@@ -161,6 +161,14 @@ def test_the_engines_of_a_configuration(alone: Path) -> None:
     assert found["notes"] == ["not planned, since they are no vLLM engines that are started here: other"]
 
 
+def test_engines_that_name_no_gpu_share_the_first_and_may_swap_it(alone: Path) -> None:
+    text = CONFIGURATION.replace("gpu: 0, ", "").replace("gpu: 1, share: 0.8,", "")
+    (alone / "dualgauge.yaml").write_text(text)
+    found = planned("--config", "dualgauge.yaml", "--gpu", "24", code=3)
+    assert {engine["device"] for engine in found["engines"]} == {"gpu:0"}
+    assert "swap" in [change["kind"] for change in found["changes"]]
+
+
 def test_the_configuration_of_the_folder_is_planned_unasked(alone: Path) -> None:
     (alone / "dualgauge.yaml").write_text(CONFIGURATION)
     assert [e["device"] for e in planned(code=3)["engines"]] == ["cpu", "cpu"]
