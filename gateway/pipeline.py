@@ -368,7 +368,7 @@ class Exchange:
                 lines += b"%b: %b\r\n" % (name, value)
         ids = self.record.trace
         if ids is not None:
-            lines += b"%b\r\n" % traceparent(ids)
+            lines += traceparent(ids)
             if ids.state is not None:
                 lines += b"tracestate: %b\r\n" % ids.state
         return lines
@@ -524,6 +524,7 @@ class Exchange:
             gateway.metrics.count(record)
             if gateway.tracer is not None:
                 gateway.tracer.finish(record, self._client, self._request)
+                record.copy = None
             if gateway.access is not None:
                 gateway.access.record(record)
             if self._decided is not None and gateway.decisions is not None:

@@ -98,8 +98,9 @@ class Tracer:
 
 
 def traceparent(ids: TraceIds) -> bytes:
-    """The header line for an engine, without its end: its span becomes a child of our client span."""
-    return b"traceparent: 00-%b-%b-%b" % (ids.trace, ids.client_span, b"01" if ids.sampled else b"00")
+    """The header line for an engine: its span becomes a child of our client span."""
+    flags = b"01" if ids.sampled else b"00"
+    return b"traceparent: 00-%b-%b-%b\r\n" % (ids.trace, ids.client_span, flags)
 
 
 def otlp_tracer(endpoint: str, sample: float, rand: random.Random, *, capture: bool = False) -> Tracer:
