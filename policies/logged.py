@@ -196,6 +196,7 @@ class RecordedFacts(Facts):
         self.headers = _Entries("header", line.headers, blind, lacking)
         self.metadata = _Entries("metadata", line.metadata, blind, lacking)
         self.time = line.time
+        self.tokens = None
         self._conversation = None
         self._read = _no_text
 

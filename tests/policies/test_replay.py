@@ -27,7 +27,7 @@ from policies.logged import (
 )
 from policies.policy import Policy
 from policies.replay import MAX_NAMES, Load, Membership, Replay, Way
-from policies.signals import Memo
+from policies.signals import SIGNALS, Memo
 from tests.policies.test_random_policies import REQUESTS, facts, policies
 
 SECRET = "correct horse battery staple"
@@ -237,6 +237,19 @@ def test_a_signal_that_the_log_lacks_is_told_and_counts_as_moved() -> None:
     assert replay.lacking == {"code": 2}
     assert replay.undecided.requests == 2
     assert replay.moved_share == 1
+
+
+@pytest.mark.parametrize(
+    "signal", sorted(SIGNALS.keys() - {"stream", "model", "dialect", "tenant", "sample_tenant"})
+)
+def test_any_signal_that_is_lacking_is_told_by_its_name(signal: str) -> None:
+    value = {"text": "x", "flag": "true"}.get(SIGNALS[signal].kind, "0.5" if signal == "code" else "1")
+    if SIGNALS[signal].values:
+        value = SIGNALS[signal].values[0]
+    live = policy("  - {name: a, when: {signal: stream}, send: exact}")
+    new = policy(f"  - {{name: a, when: {{signal: {signal}, equals: {value}}}, send: exact}}")
+    assert replayed(new, lines(live, request(), measure_all=False)).lacking == {signal: 1}
+    assert not replayed(new, lines(live, request())).lacking
 
 
 def test_a_signal_that_deciding_does_not_reach_may_be_lacking() -> None:
