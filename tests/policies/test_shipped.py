@@ -131,6 +131,8 @@ def test_the_schema_takes_what_compiles(path: Path) -> None:
         "contracts",
         "busy",
         "plans",
+        "patterns",
+        "times",
     ],
 )
 def test_the_schema_refuses_what_an_editor_can_see(name: str) -> None:
