@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from gateway.dialects.scan import SMALL, repeated
+from gateway.dialects.scan import SMALL, deep_field, repeated
 from gateway.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -33,6 +33,10 @@ EXPECTED = (
 _WHERE = re.compile(r" - at `(?:key(?: in)? )?\$\.?(?P<param>[A-Za-z0-9_.\[\]]*)")
 
 
+# Of a path into a field, what stands behind its name.
+_FIRST = re.compile(r"[.\[].*")
+
+
 class Field(Generic[T]):
     """How one field is read; `expected` ends the sentence "… must be". Decoders are made once."""
 
@@ -45,7 +49,7 @@ class Field(Generic[T]):
 
 WHOLE = Field(int, "an integer")
 OBJECT = Field(dict[str, Any], "an object")
-ANY = Field(object, "valid JSON, nested less deeply")
+ANY = Field(object, "JSON that is nested less deeply, with numbers that a double holds")
 
 
 class Fields(Generic[S]):
@@ -67,9 +71,16 @@ class Fields(Generic[S]):
             param = match["param"] if match else ""
             expected = self._expected.get(param)
             message = f"{param} must be {expected}" if expected else str(exc)
-            raise InvalidRequest(message, param=param or None) from None
-        except (msgspec.DecodeError, RecursionError) as exc:
+            raise InvalidRequest(message, param=_FIRST.sub("", param) or None) from None
+        except msgspec.DecodeError as exc:
             raise InvalidRequest(f"the body is not valid JSON: {exc}") from None
+        except RecursionError:
+            raise _too_deep(raw) from None
+
+
+def _too_deep(raw: bytes) -> InvalidRequest:
+    name = deep_field(raw)
+    return InvalidRequest(f"{name or 'the body'} is nested too deeply (bounds.depth)", param=name)
 
 
 def _expected(hint: Any) -> str | None:
@@ -93,8 +104,10 @@ class Body:
             self._fields = _scan(raw)
         except msgspec.ValidationError:
             raise InvalidRequest("the body must be a JSON object") from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise InvalidRequest(f"the body is not valid JSON: {exc}") from None
+        except RecursionError:
+            raise _too_deep(raw) from None
         twice = repeated(raw, self._fields)
         if twice is not None:
             # Parsers differ in which of the two they take: another could be used than was checked.

@@ -7,6 +7,7 @@ brackets to break a bound is not looked into.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ _ONE_KIND = bytes.maketrans(b"{}", b"[]")
 FIELD_SIGNS = len(b'"":,')
 SPACED_SIGNS = len(b'"": , ')
 SMALL = 16 << 10
+DEEP = 200
+MARKS = 10_000
+_MARK = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -57,6 +61,25 @@ def _outside(raw: bytes) -> bytes:
 
 def _unescaped(raw: bytes) -> bytes:
     return raw.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in raw else raw
+
+
+def deep_field(raw: bytes) -> str | None:
+    """The field of a JSON object that nests more than DEEP levels, if its first MARKS brackets and texts tell."""
+    level, name = 0, b""
+    for count, match in enumerate(_MARK.finditer(raw)):
+        mark = match[0]
+        if mark in b"[{":
+            level += 1
+        elif mark in b"]}":
+            level -= 1
+        elif level == 1:
+            name = mark
+        if level > DEEP or count > MARKS:
+            break
+    try:
+        return str(json.loads(name)) if level > DEEP else None
+    except ValueError:
+        return None
 
 
 def tree_too_deep(value: object, depth: int) -> bool:

@@ -160,6 +160,13 @@ def test_a_number_that_is_none_for_a_computer_is_refused(field: str) -> None:
     assert caught.value.param == field
 
 
+def test_also_further_in() -> None:
+    for field, value in (("messages", b'[{"role":"user","y":1e400}]'), ("metadata", b'{"a":{"b":1e999}}')):
+        with pytest.raises(InvalidRequest) as caught:
+            CHAT.parse(Body(b'{"model":"m","prompt":"x","%b":%b}' % (field.encode(), value)), Bounds())
+        assert caught.value.param == field
+
+
 @pytest.mark.parametrize(
     "value",
     [b"NaN", b"Infinity", b"-Infinity", b'"\\ud800"', b'"\\udc00x"', b'"\\ud800\\u0041"', b'"a\0b"', b"01"],
@@ -216,6 +223,22 @@ def test_nesting_is_bounded(dialect: Dialect) -> None:
     error = refused(dialect, {"other": [1], "deep": nested(64)})
     assert error.param == "deep"
     assert "bounds.depth" in error.message
+
+
+@pytest.mark.parametrize("levels", [100, 3000, 100_000])
+def test_what_is_said_to_the_model_may_nest_no_more(levels: int) -> None:
+    value = b"[" * levels + b"]" * levels
+    for dialect, field in (
+        (CHAT, "messages"),
+        (RESPONSES, "input"),
+        (MESSAGES, "system"),
+        (EMBEDDINGS, "messages"),
+        (TOKENS, "messages"),
+    ):
+        base = json.dumps({"model": "m", **{k: v for k, v in BASE[dialect].items() if k != field}})
+        with pytest.raises(InvalidRequest) as caught:
+            dialect.parse(Body(base[:-1].encode() + b', "%b": %b}' % (field.encode(), value)), Bounds())
+        assert (caught.value.param, "bounds.depth" in caught.value.message) == (field, True)
 
 
 def test_brackets_in_texts_do_not_nest() -> None:
