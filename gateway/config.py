@@ -27,6 +27,7 @@ from policies.shipped import SHIPPED_NAME
 DEFAULT_FILE = "dualgauge.yaml"
 FIRST_ENGINE_PORT = 8101
 LAST_PORT = 65535
+OF_THE_POLICY = ("shadow", "rollout")
 MIN_LOG = 64 << 10
 MAX_LOGS = 500
 AT_LEAST_ONE = ("body", "depth", "nodes", "n", "prompts", "schema", "tools", "inputs", "pattern", "read")
@@ -245,6 +246,10 @@ def read(path: Path, env: Mapping[str, str] = os.environ) -> Config:
 def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
     """A deployment from text; `path` is absolute and need not exist. Raises ProblemsError."""
     document = load(text, _shown(path), expand=lambda value: _expand(value, env))
+    misplaced = [key for key in OF_THE_POLICY if isinstance(document.value, dict) and key in document.value]
+    if misplaced:
+        message = "belongs into the policy's file, where a reload is enough to change it"
+        raise ProblemsError(document.problem((key,), f"`{key}` {message}", key=True) for key in misplaced)
     file: File = convert(document, File, dec_hook=_decode)
     problems = list(_Checks(document, file).run())
     if any(p.severity == "error" for p in problems):

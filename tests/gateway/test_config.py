@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engines.spec import Timeouts
-from gateway.config import Config, HostPort, parse
+from gateway.config import Config, HostPort, listening, parse
 from policies.document import ProblemsError
 
 FILE = Path("/srv/dualgauge/dualgauge.yaml")
@@ -153,6 +153,8 @@ INVALID = [
     (engine(VLLM + ", args: [--n, 5]"), "3:77: error: expected `str`, got `int`"),
     (engine(EXTERNAL + ", timeouts: {idel: 5s}"), "3:89: error: unknown key `idel`; did you mean `idle`?"),
     (engine(EXTERNAL + ", timeouts: {idle: 0s}"), "3:95: error: must be larger"),
+    (HEAD + "shadow: new.yaml", "3:1: error: `shadow` belongs into the policy's file"),
+    (HEAD + "rollout: 10%", "3:1: error: `rollout` belongs into the policy's file"),
     (HEAD + "decision_log: {size: 1MiB}", "3:15: error: the key `path` is missing"),
     (HEAD + "decision_log: {path: ' '}", "3:22: error: a file: decisions.jsonl"),
     (HEAD + "decision_log: {path: d, size: 1KiB}", "3:31: error: must be larger: 64KiB at least"),
@@ -232,6 +234,19 @@ def test_an_engines_key_is_not_shown() -> None:
 def test_public_addresses_need_keys_and_a_token() -> None:
     config = read(HEAD + "listen: 0.0.0.0:80\nadmin: 0.0.0.0:81\nkeys: keys.yaml\nadmin_token: x\n")
     assert config.listen.url == "http://127.0.0.1:80"
+
+
+def test_another_address_than_the_files_is_held_to_the_same() -> None:
+    config = read(HEAD + "admin: 127.0.0.1:9\n")
+    assert listening(config, HostPort("127.0.0.1", 7)).listen.port == 7
+    for address, why in (
+        ("0.0.0.0:7", "can be reached by others: add `keys"),
+        ("127.0.0.1:9", "is `admin`'s"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            listening(config, HostPort.parse(address))
+    keyed = read(HEAD + "keys: keys.yaml\n")
+    assert str(listening(keyed, HostPort.parse("0.0.0.0:7")).listen) == "0.0.0.0:7"
 
 
 @pytest.mark.parametrize(
