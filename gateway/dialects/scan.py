@@ -64,7 +64,7 @@ def _unescaped(raw: bytes) -> bytes:
 
 
 def deep_field(raw: bytes) -> str | None:
-    """The field of a JSON object that nests more than DEEP levels, if its first MARKS brackets and texts tell."""
+    """The field of an object that nests more than DEEP levels, if its first MARKS brackets and texts tell."""
     level, name = 0, b""
     for count, match in enumerate(_MARK.finditer(raw)):
         mark = match[0]
