@@ -95,7 +95,8 @@ def explain_command(
     """
     if sum(source is not None for source in (file, text, jsonl, last)) != 1:
         raise click.UsageError("give one of FILE, --text, --jsonl and --last")
-    deployment = deployed() if policy is None or last is not None else None
+    needed = policy is None or (last is not None and log is None)
+    deployment = deployed() if needed else None
     tiers = tiers_of(deployment)
     if policy is None and deployment is not None:
         policy = deployment.policy
