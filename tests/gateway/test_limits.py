@@ -216,7 +216,7 @@ async def test_a_429_says_when_to_come_back(tmp_path: Path) -> None:
         message = check_error(answer, 429, code="rate_limit_exceeded")
         assert 3590 < int(answer.headers["retry-after"]) <= 3600
         assert "1 requests in 3600 s" in message
-        assert 'dualgauge_limited_total{kind="rate_limit_exceeded"} 1.0' in (
+        assert 'dualgauge_limited_total{kind="requests"} 1.0' in (
             served.gateway.metrics.text().decode()
         )
 

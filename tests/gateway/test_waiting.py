@@ -116,9 +116,9 @@ async def test_one_more_waits_and_is_told_how_long(tmp_path: Path) -> None:
         answer = await second
         assert answer.status == 200
         assert float(answer.headers["x-dualgauge-queue-seconds"]) > 0
+        await until(lambda: served.clean)
         metrics = served.gateway.metrics.text().decode()
         assert 'dualgauge_queue_seconds_count{tier="fast"} 1.0' in metrics
-        assert served.clean
         assert waiting(served) == 0
 
 
@@ -234,23 +234,34 @@ async def test_a_slot_that_another_process_frees_is_found(tmp_path: Path) -> Non
 
 
 async def test_those_who_wait_for_a_tier_go_on_in_turns(tmp_path: Path) -> None:
-    gate = Gate()
-    engine = FakeEngine(gate)
-    plan = policy("default: {}\n  team: {}", "{wait: 20s}")
-    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan, keys=KEYS) as served:
+    engine = FakeEngine()
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
         served.mark("fast-0", "down")
-        asking = []
-        for key, note in [*(("sk-a", f"a{number}") for number in range(4)), ("sk-b", "b")]:
-            asking.append(asyncio.create_task(asked(served, key, note)))
-            await until(lambda: for_tier(served) == len(asking))
-        gate.open(5)
+        went: list[str] = []
+
+        async def wait(name: str) -> None:
+            await served.gateway.tiers.wait("fast", name[0], 20)
+            went.append(name)
+
+        waits = [asyncio.create_task(wait(name)) for name in ("a1", "a2", "a3", "b1", "c1", "b2")]
+        await until(lambda: for_tier(served) == 6)
         served.mark("fast-0", "ready")
-        for task in asking:
-            answer = await task
-            assert answer.status == 200
-            assert float(answer.headers["x-dualgauge-queue-seconds"]) > 0
-        assert gate.came.index("b") <= 2
+        await asyncio.gather(*waits)
+        assert went == ["a1", "b1", "c1", "a2", "b2", "a3"]
         assert for_tier(served) == 0
+
+
+async def test_a_wait_for_a_tier_is_told(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    plan = policy("default: {}", "{wait: 20s}")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
+        served.mark("fast-0", "down")
+        task = asyncio.create_task(asked(served))
+        await until(lambda: for_tier(served) == 1)
+        served.mark("fast-0", "ready")
+        answer = await task
+        assert answer.status == 200
+        assert float(answer.headers["x-dualgauge-queue-seconds"]) > 0
 
 
 async def test_a_line_for_a_tier_is_bounded(tmp_path: Path) -> None:
