@@ -12,8 +12,10 @@ from policies.signals import Memo, Signal
 
 PLACES: Mapping[str, str] = {"user": "the last user turn", "system": "the system prompt"}
 MAX_PATTERN = 1000
+MAX_PROGRAM = 3000
+"""Instructions of a compiled pattern: where RE2 cannot keep its states, a character takes up to that many."""
 MAX_MEMORY = 8 << 20
-READ = 32_000
+READ = 16_000
 """Characters of a text that are searched at its head, and again at its tail: a long one holds nobody up. No
 match reaches over the gap."""
 
@@ -49,9 +51,12 @@ def _search(pattern: str) -> Callable[[str], bool]:
     options.max_mem = MAX_MEMORY
     try:
         # As bytes: with text, the engine would translate the place of every match into characters.
-        search = re2.compile(pattern.encode("utf-8", "surrogatepass"), options).search
+        compiled = re2.compile(pattern.encode("utf-8", "surrogatepass"), options)
     except re2.error as error:
         raise ValueError(f"not a pattern of RE2: {_shown(error)}") from None
+    if compiled.programsize > MAX_PROGRAM:
+        raise ValueError("too large for RE2 to search every request: lower counted repetitions as `{0,300}`")
+    search = compiled.search
 
     def found(text: str) -> bool:
         if len(text) > 2 * READ:
