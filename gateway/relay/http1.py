@@ -84,8 +84,6 @@ class Request(Client):
     # what the connection reports
 
     def received(self, data: bytes) -> None:
-        if self.answered:
-            return
         self._parts.append(data)
         self.size += len(data)
         if self._waiter is not None and self.size > self._limit:
@@ -379,7 +377,8 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._unread = 0
         request = self._reading
-        if request is None:
+        # What comes behind an answer, too large a body's rest, keeps no connection open.
+        if request is None or request.answered:
             return
         self._idle_since = self.loop.time()
         request.received(body)

@@ -1,6 +1,7 @@
 """The public port's HTTP/1.1: framing, pipelining, limits, and what is not HTTP."""
 
 import asyncio
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -268,6 +269,28 @@ async def test_a_request_that_does_not_come_is_not_waited_for(
         wire.raw(raw)
         while await wire.some():
             pass
+        await until(lambda: served.clean)
+
+
+@pytest.mark.parametrize(
+    ("start", "drop"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n", b"x: y\r\n"),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nc00000\r\n" + b"x" * (11 << 20), b"x"),
+    ],
+    ids=["head", "behind an answer"],
+)
+async def test_drops_keep_no_connection_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes, drop: bytes
+) -> None:
+    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.2)
+    async with serving(tmp_path, NOBODY, wait=False) as served, await Wire.open(served.port) as wire:
+        wire.raw(start)
+        with contextlib.suppress(ConnectionError):
+            async with asyncio.timeout(5):
+                # Each drop would keep the connection for another 0.2 s.
+                while not await wire.closes(0.05):
+                    wire.raw(drop)
         await until(lambda: served.clean)
 
 

@@ -94,7 +94,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path) -> No
         for shape in (CHAT, ANTHROPIC):
             async with await Wire.open(served.port) as wire:
                 wire.send(shape.path, headers={"content-type": "application/json", "content-length": "100"})
-                for _ in range(11):
+                for _ in range(8):
                     wire.raw(b"{")
                     await asyncio.sleep(0.1)
                 check_error(await wire.reply(), 408, shape=shape, code="body_too_slow")

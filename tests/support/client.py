@@ -118,8 +118,12 @@ class Wire:
 
     async def closed(self) -> bool:
         """Whether the other side closes the connection, within a second."""
+        return await self.closes(1)
+
+    async def closes(self, seconds: float) -> bool:
+        """Whether the other side closes the connection in that time, once what it sent before is read."""
         try:
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(seconds):
                 return not await self._reader.read(1)
         except TimeoutError:
             return False
