@@ -58,9 +58,9 @@ def told(seen: Seen) -> str:
     return ", ".join(f"{count} {status}" for status, count in sorted(seen.statuses.items()))
 
 
-async def long(seconds: float) -> None:
+async def long(seconds: float, clients: int) -> None:
     with tempfile.TemporaryDirectory() as folder, server() as redis:
-        seen = await soak(Path(folder), Plan(seconds, kill_a_gateway=True), redis)
+        seen = await soak(Path(folder), Plan(seconds, clients, kill_a_gateway=True), redis)
         print(f"{seen.seconds:.1f} s: {told(seen)}")
         print(f"tokens used: {seen.share():.0%} of what the organisations' plans allow")
         print(f"tokens beyond plan and refill: {seen.over():.0f}")
@@ -69,12 +69,12 @@ async def long(seconds: float) -> None:
         print(f"{LEASES_GONE_SECONDS:.0f} s later: {left(redis)[0]} and {left(redis)[1]}")
 
 
-async def faults() -> None:
+async def faults(clients: int, timeout: str) -> None:
     print("| Redis | mode | in 2 s while it is away | beyond plan and refill | 503 for |")
     print("|---|---|---|---|---|")
     for name, (fault, mend) in FAULTS.items():
         for mode in ("closed", "open", "local"):
-            plan = Plan(FAULT_SECONDS, mode=mode, timeout="50ms", fault=fault, mend=mend, away=AWAY_SECONDS)
+            plan = Plan(FAULT_SECONDS, clients, mode, timeout, False, fault, mend, AWAY_SECONDS)
             with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
                 if name == "failed over":
                     url, redis, _ = stack.enter_context(watched(Path(folder)))
@@ -96,8 +96,10 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--clients", type=int, default=200)
     parser.add_argument("--faults", action="store_true")
+    parser.add_argument("--timeout", default="50ms", help="limits.timeout; more on a machine that is busy")
     args = parser.parse_args()
     began = time.monotonic()
-    uvloop.run(faults() if args.faults else long(args.seconds))
+    uvloop.run(faults(args.clients, args.timeout) if args.faults else long(args.seconds, args.clients))
     print(f"took {time.monotonic() - began:.0f} s")

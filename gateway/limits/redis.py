@@ -284,18 +284,18 @@ class RedisStore:
         """Give a lease back later that may have been granted."""
         self._owe(route, (b"settle", name, tokens, 0, 0, route.limits, b""))
 
-    def _owe(self, route: _Route, args: Args) -> None:
-        self._owed.append((self._clock(), route, args))
+    def _owe(self, route: _Route, args: Args, since: float | None = None) -> None:
+        self._owed.append((self._clock() if since is None else since, route, args))
 
-    def _settle(self, route: _Route, args: Args) -> None:
+    def _settle(self, route: _Route, args: Args, since: float | None = None) -> None:
         link = self._topology.link(route.course.root)
         if link is None or not link.up:
-            self._owe(route, args)
+            self._owe(route, args, since)
             return
 
         def answer(reply: object) -> None:
             if isinstance(reply, Exception):
-                self._owe(route, args)
+                self._owe(route, args, since)
 
         self._send(link, route.keys, args, answer)
 
@@ -378,9 +378,9 @@ class RedisStore:
         """Settle what could not be settled while a server was away."""
         owed, self._owed = self._owed, deque(maxlen=MOST_OWED)
         oldest = self._clock() - LEASE_SECONDS * 2
-        for at, route, args in owed:
-            if at > oldest:
-                self._settle(route, args)
+        for since, route, args in owed:
+            if since > oldest:
+                self._settle(route, args, since)
 
     async def _renew(self) -> None:
         while True:

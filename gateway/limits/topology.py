@@ -14,7 +14,7 @@ from redis.asyncio.connection import ConnectionPool, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
-from redis.exceptions import RedisError
+from redis.exceptions import RedisClusterException, RedisError
 
 from gateway.limits.link import CONNECT_SECONDS, Link, Told
 
@@ -181,12 +181,13 @@ class Cluster:
 
     async def _refresh(self, told: Told, greet: Greet) -> bool:
         """Ask any node for the map of slots; whether one answered."""
-        nodes = [ClusterNode(host, port) for host, port in self._hosts]
+        known = [(host, int(port)) for host, _, port in (name.rpartition(":") for name in self._by_name)]
+        nodes = [ClusterNode(host, port) for host, port in dict.fromkeys([*self._hosts, *known])]
         client = RedisCluster(startup_nodes=nodes, **self._options)
         try:
             await client.initialize()
             slots = {slot: nodes[0] for slot, nodes in client.nodes_manager.slots_cache.items()}
-        except (RedisError, OSError):
+        except (RedisError, RedisClusterException, OSError):
             return False
         finally:
             await client.aclose()

@@ -377,6 +377,29 @@ async def test_a_cluster_keeps_each_tenant_with_one_master() -> None:
             for lease in held:
                 lease.settle(1, 1)
             await until(lambda: store.in_use() == 0 and not any(c.keys("*:leases") for c in clients))
+            nodes[1].kill()
+            await until(lambda: not store.up(), 10)
+            outcomes = [
+                await take(store, tenant=f"t{n}", organisation=f"o{n % 7}", shared=team) for n in range(7)
+            ]
+            kinds = {type(lease).__name__ for lease in outcomes}
+            assert kinds == {"RedisLease", "MemoryLease"}  # the other masters' tenants do not notice
+            for lease in outcomes:
+                lease.refund()
+
+
+async def test_a_cluster_that_is_not_there_is_found_later() -> None:
+    port = free_port()
+    async with running(f"redis+cluster://127.0.0.1:{port}") as store:
+        assert not store.up()
+        (await take(store)).refund()
+        assert store.fallbacks() == 1
+        with server("--cluster-enabled", "yes", port=port) as node:
+            with contextlib.closing(node.client()) as client:
+                client.cluster("ADDSLOTS", *range(16384))
+            await until(store.up, 20)
+            (await take(store)).refund()
+            assert store.fallbacks() == 1
 
 
 async def test_sentinels_name_the_master_and_its_successor(caplog: pytest.LogCaptureFixture) -> None:
