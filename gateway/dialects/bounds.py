@@ -230,7 +230,10 @@ def _too_deep(name: str, bounds: Bounds) -> InvalidRequest:
 
 def check_said(name: str, messages: object, bounds: Bounds) -> None:
     """Messages, items of the Responses API, blocks: no address of a medium, no tensor, not too deep."""
-    odd = check_messages(name, messages, bounds.fetch)
+    try:
+        odd = check_messages(name, messages, bounds.fetch)
+    except RecursionError:
+        raise _too_deep(name, bounds) from None
     if odd and tree_too_deep(odd, bounds.depth - 1):
         raise _too_deep(name, bounds)
 

@@ -47,8 +47,7 @@ def _parts(parts: object, path: Path, fetch: Sequence[str]) -> None:
         _part(parts, path, fetch)
     elif isinstance(parts, list):
         for index, part in enumerate(parts):
-            if isinstance(part, dict):
-                _part(part, (*path, index), fetch)
+            _parts(part, (*path, index), fetch)
 
 
 def _part(part: dict[str, object], path: Path, fetch: Sequence[str]) -> None:

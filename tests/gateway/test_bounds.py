@@ -241,6 +241,25 @@ def test_what_is_said_to_the_model_may_nest_no_more(levels: int) -> None:
         assert (caught.value.param, "bounds.depth" in caught.value.message) == (field, True)
 
 
+@pytest.mark.parametrize("levels", [70, 400, 900])
+def test_nor_may_contents_inside_contents(levels: int) -> None:
+    inner: Any = "x"
+    for _ in range(levels):
+        inner = {"content": inner}
+    for dialect, field in (
+        (CHAT, "messages"),
+        (RESPONSES, "input"),
+        (MESSAGES, "messages"),
+        (MESSAGES, "system"),
+    ):
+        assert refused(dialect, {field: [inner]}).param == field
+
+
+def test_a_part_in_a_list_of_lists_is_found() -> None:
+    content = [[[{"image_url": "http://10.0.0.1/"}]]]
+    assert refused(CHAT, {"messages": [{"role": "user", "content": content}]}).param == "messages"
+
+
 def test_brackets_in_texts_do_not_nest() -> None:
     for text in ("[" * 500, '["' * 500, "\\[" * 500, '\\"[{' * 500, ',"' * 500):
         parse(CHAT, {"messages": [{"role": "user", "content": text}], "x": {text: text}})

@@ -102,6 +102,18 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES | TEXTS, inner, max_size=4),
     max_leaves=20,
 )
+
+
+def nested(name: str, levels: int) -> list[object]:
+    inner: object = "x"
+    for _ in range(levels):
+        inner = {name: inner} if name else [inner]
+    return [inner]
+
+
+DEEP = st.builds(
+    nested, st.sampled_from(["", "content", "output", "source", "items", "not", "json"]), st.integers(50, 400)
+)
 LAYOUTS = st.sampled_from([{}, {"indent": 1}, {"separators": (",", ":")}, {"ensure_ascii": False}])
 SCRAPS = st.sampled_from(
     [
@@ -117,7 +129,7 @@ def bodies(draw: st.DrawFn) -> bytes:
     """Requests with odd fields, as JSON that is cut and patched here and there."""
     if draw(st.integers(0, 20)) == 0:
         return draw(st.binary(max_size=64))
-    fields = draw(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=4))
+    fields = draw(st.dictionaries(st.sampled_from(FIELDS), VALUES | DEEP, max_size=4))
     raw = json.dumps({**draw(st.sampled_from(BASES)), **fields}, **draw(LAYOUTS)).encode(
         "utf-8", "surrogatepass"
     )
