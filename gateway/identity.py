@@ -137,16 +137,14 @@ class Keyring:
         return tenant
 
 
-def presented_key(headers: list[tuple[bytes, bytes]]) -> bytes | None:
+def presented_key(headers: Mapping[bytes, bytes]) -> bytes | None:
     """The key of `Authorization: Bearer`, else of `x-api-key`."""
-    from_header: bytes | None = None
-    for name, value in headers:
-        if name == b"authorization":
-            scheme, _, key = value.partition(b" ")
-            return key.strip() if scheme.lower() == b"bearer" else b""
-        if name == b"x-api-key":
-            from_header = value.strip()
-    return from_header
+    given = headers.get(b"authorization")
+    if given is not None:
+        scheme, _, key = given.partition(b" ")
+        return key.strip() if scheme.lower() == b"bearer" else b""
+    given = headers.get(b"x-api-key")
+    return None if given is None else given.strip()
 
 
 def read_keys(path: Path | None, known: Known, *, loopback: bool) -> Keyring:

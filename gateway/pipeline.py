@@ -185,12 +185,12 @@ class Exchange:
 
     def _authenticate(self) -> Tenant:
         tenant = self._snapshot.keyring.authenticate(
-            presented_key(self._client.headers), self._gateway.wall()
+            presented_key(self._client.fields), self._gateway.wall()
         )
         self._tenant = tenant
         self.record.tenant = tenant.name
         if self._gateway.tracer is not None:
-            self.record.trace = self._gateway.tracer.begin(self._client.headers)
+            self.record.trace = self._gateway.tracer.begin(self._client.fields)
         return tenant
 
     # read
@@ -201,7 +201,7 @@ class Exchange:
         raw = await client.body(bounds.body, bounds.read)
         client.watch()
         self._read_at = self._gateway.clock()
-        kind = client.header(b"content-type")
+        kind = client.fields.get(b"content-type")
         if kind not in (None, PLAIN_JSON) and not JSON_TYPE.fullmatch(kind):
             raise WrongMediaType("the body must be JSON: send content-type: application/json")
         self._request = request = self._endpoint.dialect.parse(Body(raw), bounds)
@@ -363,7 +363,7 @@ class Exchange:
         """Header lines for the engine. Of the client's own, only what its dialect names goes on."""
         lines = self._id_line
         for name in self._endpoint.dialect.forwarded:
-            value = self._client.header(name)
+            value = self._client.fields.get(name)
             if value is not None:
                 lines += b"%b: %b\r\n" % (name, value)
         ids = self.record.trace

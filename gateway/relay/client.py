@@ -23,10 +23,11 @@ Head = bytes
 
 
 class Client(ABC):
-    """`gone` is true once the client left, `started` once a reply's head was given; header names are lower
-    case. `scheme` is `http`, or `https` where a server before us ends TLS."""
+    """`gone` is true once the client left, `started` once a reply's head was given. Names of `headers` are
+    lower case; `fields` has the first value of each. `scheme` is `http`, or `https` where a server before us
+    ends TLS."""
 
-    __slots__ = ("gone", "headers", "method", "path", "started")
+    __slots__ = ("fields", "gone", "headers", "method", "path", "started")
 
     scheme: str = "http"
 
@@ -34,14 +35,9 @@ class Client(ABC):
         self.method = method
         self.path = path
         self.headers = headers
+        self.fields = dict(reversed(headers))
         self.gone = False
         self.started = False
-
-    def header(self, name: bytes) -> bytes | None:
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return None
 
     @abstractmethod
     async def body(self, limit: int, seconds: float) -> bytes:
@@ -91,7 +87,7 @@ class AsgiClient(Client):
         self._task: asyncio.Task[Any] | None = None
 
     async def body(self, limit: int, seconds: float) -> bytes:
-        declared = self.header(b"content-length")
+        declared = self.fields.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
             raise BodyTooLarge.over(limit)
         try:

@@ -78,7 +78,7 @@ class Request(Client):
         self.answered = False
         self.complete = False
         self.keep_alive = keep_alive and not http10
-        self._hesitates = (self.header(b"expect") or b"").lower() == b"100-continue"
+        self._hesitates = self.fields.get(b"expect", b"").lower() == b"100-continue"
         self.task: asyncio.Task[None] | None = None
 
     # what the connection reports
@@ -109,7 +109,7 @@ class Request(Client):
     # the request's own task
 
     async def body(self, limit: int, seconds: float) -> bytes:
-        declared = self.header(b"content-length")
+        declared = self.fields.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared) > limit:
             raise BodyTooLarge.over(limit)
         if not self.complete:
@@ -224,7 +224,7 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self._url = b""
         self._headers: Headers = []
-        self._head_size = 0
+        self._fed = 0
         # Bytes that were fed to the parser since it last had something to say: it holds a header that does
         # not end, and tells nobody.
         self._unread = 0
@@ -268,7 +268,8 @@ class Connection(asyncio.Protocol):
         self._parser = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        self._unread += len(data)
+        self._fed = len(data)
+        self._unread += self._fed
         try:
             while data and not self.transport.is_closing():
                 data = self._feed(data)
@@ -333,22 +334,22 @@ class Connection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._url = b""
         self._headers = []
-        self._head_size = 0
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._head_size += len(url)
-        if self._head_size > HEAD_LIMIT:
-            self._refuse(431, TOO_LARGE)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers.append((name.lower(), value))
-        self._head_size += len(name) + len(value) + HEADER_FRAME
-        if self._head_size > HEAD_LIMIT:
-            self._refuse(431, TOO_LARGE)
+
+    def _head_size(self) -> int:
+        lines = sum(len(name) + len(value) + HEADER_FRAME for name, value in self._headers)
+        return len(self._url) + lines
 
     def on_headers_complete(self) -> None:
         parser = self._parser
+        # Only what came with much else, or in many pieces, can be too large.
+        if self._unread + self._fed > HEAD_LIMIT and self._head_size() > HEAD_LIMIT:
+            self._refuse(431, TOO_LARGE)
         self._unread = 0
         method = parser.get_method().decode("ascii")
         if method == "CONNECT":

@@ -228,7 +228,7 @@ def _http_attributes(record: Record, client: Client) -> Attributes:
         found["http.response.status_code"] = record.status
     if record.outcome not in ENDED_WELL:
         found["error.type"] = record.error_code or str(record.status)
-    software = client.header(b"user-agent")
+    software = client.fields.get(b"user-agent")
     if software is not None:
         found["user_agent.original"] = software.decode("latin-1")[:MAX_CLIENT_TEXT]
     return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gateway.relay.client import Client
@@ -65,18 +66,14 @@ class Tracer:
         self._rand = rand
         self._builder = Builder(rand, capture=capture)
 
-    def begin(self, headers: list[tuple[bytes, bytes]]) -> TraceIds:
+    def begin(self, headers: Mapping[bytes, bytes]) -> TraceIds:
         """Ids of a new request: the caller's trace continued where it sent one, and its flag obeyed."""
-        parent = state = None
-        for name, value in headers:
-            if name == b"traceparent":
-                parent = read_traceparent(value)
-            elif name == b"tracestate":
-                state = value
+        sent = headers.get(b"traceparent")
+        parent = None if sent is None else read_traceparent(sent)
         rand = self._rand
         ids = b"%064x" % rand.getrandbits(256)
         if parent is not None:
-            return TraceIds(parent[0], ids[:16], ids[16:32], parent[1], parent[2], state)
+            return TraceIds(parent[0], ids[:16], ids[16:32], parent[1], parent[2], headers.get(b"tracestate"))
         return TraceIds(ids[:32], ids[32:48], ids[48:], None, rand.random() < self._sample)
 
     def finish(self, record: Record, client: Client, asked: Asked | None) -> None:

@@ -128,7 +128,7 @@ def test_tiers_bound_what_a_key_may_use() -> None:
     ids=str,
 )
 def test_where_a_key_is_presented(headers: Any, key: bytes | None) -> None:
-    assert presented_key(headers) == key
+    assert presented_key(dict(headers)) == key
 
 
 @pytest.mark.parametrize(
