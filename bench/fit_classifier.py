@@ -47,16 +47,16 @@ PROMPTS = Path(__file__).parent / "data" / "prompts.txt"
 WEIGHTS = Path(__file__).parents[1] / "policies" / "signals" / FILE
 
 RIDGE = 18.0
-WORD_SCALE = 1.5
+WORD_SCALE = 2.0
 """How much easier a word gets a weight than a feature, whose values are divided by their deviation."""
 
 WORD_LEAST = 3
 """Texts that a word must be in to get a weight."""
 
-WORD_WEIGHT_LEAST = 0.05
+WORD_WEIGHT_LEAST = 0.07
 """Words with less weight than this for both are left out."""
 
-PRIORS = (0.35, 0.15)
+PRIORS = (0.33, 0.15)
 """The shares of code and of maths that the examples are weighed to."""
 
 OWN = "own"
