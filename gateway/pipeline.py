@@ -28,6 +28,7 @@ from gateway.errors import (
     GatewayError,
     InternalFault,
     LimitExceeded,
+    LimitsUnavailable,
     MethodNotAllowed,
     ModelNotFound,
     NothingReady,
@@ -68,6 +69,7 @@ NO_ENDPOINT = ENDPOINTS["POST", "/v1/chat/completions"]
 OUTCOMES: tuple[tuple[type[GatewayError], Outcome], ...] = (
     (LimitExceeded, "limited"),
     (NothingReady, "unavailable"),
+    (LimitsUnavailable, "unavailable"),
     (EngineTimeout, "timeout"),
     (EngineBroke, "engine_error"),
     (RequestError, "client_error"),

@@ -351,3 +351,13 @@ async def test_a_refused_file_shows_until_it_is_mended(tmp_path: Path) -> None:
         reload(served.gateway)
         assert value(served, "dualgauge_file_refused", file="policy") == 0
         assert value(served, "dualgauge_reload_failures_total", file="policy") == 1
+
+
+async def test_a_store_of_limits_that_is_down_makes_requests_unavailable(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    limits = {"store": "redis://127.0.0.1:9/0", "on_store_failure": "closed"}
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=POLICY, limits=limits) as served:
+        assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 503
+        labels = {"dialect": "openai.chat", "tier": "none", "rule": "all"}
+        assert value(served, "dualgauge_requests_total", **labels, outcome="unavailable") == 1
+        assert value(served, "dualgauge_store_up") == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +60,12 @@ async def over_http() -> AsyncIterator[Received]:
 
 @contextlib.asynccontextmanager
 async def over_grpc() -> AsyncIterator[Received]:
+    with grpc_collector() as received:
+        yield received
+
+
+@contextlib.contextmanager
+def grpc_collector() -> Iterator[Received]:
     received = Received()
 
     class Service(TraceServiceServicer):  # type: ignore[misc]
