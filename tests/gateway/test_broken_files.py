@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.snapshots import read_snapshot
 from gateway.config import parse
+from gateway.snapshots import read_snapshot
 from policies.document import ProblemsError
 from tests.support.serving import PLAIN, deployment, make
 
