@@ -75,7 +75,7 @@ def main() -> None:
     found = counts(Path(sys.argv[1]))
     lines = ["[endings]"]
     for words in language.shipped_words().values():
-        codes = sorted({code for some in words.words.values() for code in some} & found.keys())
+        codes = sorted({code for some in words.words.values() for code, _ in some} & found.keys())
         shares = {
             code: {end: count / found[code].total() for end, count in found[code].items() if count > 2}
             for code in codes

@@ -9,7 +9,7 @@ fitted by `bench/fit_languages.py`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
 from typing import NamedTuple
@@ -41,6 +41,13 @@ LETTER = 0.6
 ENDING = 0.15
 """The part of the weight of an ending that counts, where the word itself is not known."""
 
+SHARED = 6
+"""Languages that may share a word."""
+
+FIRST = 150
+PLAIN = 3.0
+"""Where so many characters have this weight for one language and half of it for no other, that is enough."""
+
 _ALONE = {
     "greek": "el",
     "armenian": "hy",
@@ -65,13 +72,17 @@ WORD = re.compile(r"""[^\s\d!-/:-@\[-`{-~¡¿«»…“”‘’„،؛؟।、�
 _WEIGHT = re.compile(r"(\D+)(\d+)")
 
 
-class Words(NamedTuple):
-    """What tells the languages of one script apart: words and letters, with the languages that each is of;
-    endings of words, with the weight that each has for a language."""
+Weights = tuple[tuple[str, float], ...]
+"""Languages, each with what a word adds to its score."""
 
-    words: Mapping[str, tuple[str, ...]]
+
+class Words(NamedTuple):
+    """What tells the languages of one script apart: words and their endings, with their weights for some
+    languages; letters, with their languages."""
+
+    words: Mapping[str, Weights]
     letters: Mapping[str, tuple[str, ...]]
-    endings: Mapping[str, tuple[tuple[str, float], ...]]
+    endings: Mapping[str, Weights]
 
 
 def ending(word: str) -> str:
@@ -84,7 +95,7 @@ def build(text: str) -> Mapping[str, Words]:
     words: dict[str, dict[str, tuple[str, ...]]] = {}
     script_of_code: dict[str, str] = {}
     letters: dict[str, dict[str, tuple[str, ...]]] = {}
-    endings: dict[str, dict[str, tuple[tuple[str, float], ...]]] = {}
+    endings: dict[str, dict[str, Weights]] = {}
     section = ""
     for line in text.splitlines():
         if not line or line.startswith("#"):
@@ -96,7 +107,7 @@ def build(text: str) -> Mapping[str, Words]:
         if section == "endings":
             weighed = endings.setdefault(script_of_code[code], {})
             for end, tenths in _WEIGHT.findall(rest.replace(" ", "")):
-                weighed[end] = (*weighed.get(end, ()), (code, int(tenths) / 10))
+                weighed[end] = (*weighed.get(end, ()), (code, ENDING * int(tenths) / 10))
             continue
         if section == "letters":
             found, parts = letters.setdefault(script_of_code[code], {}), list(rest)
@@ -106,9 +117,18 @@ def build(text: str) -> Mapping[str, Words]:
         for part in dict.fromkeys(parts):
             found[part] = (*found.get(part, ()), code)
     return {
-        script: Words(found, letters.get(script, {}), endings.get(script, {}))
+        script: Words(
+            {word: _weighed(codes) for word, codes in found.items()},
+            letters.get(script, {}),
+            endings.get(script, {}),
+        )
         for script, found in words.items()
     }
+
+
+def _weighed(codes: Sequence[str]) -> Weights:
+    """A word that many languages share tells nothing of any."""
+    return tuple((code, 1 / len(codes)) for code in codes) if len(codes) <= SHARED else ()
 
 
 @cache
@@ -131,24 +151,31 @@ def language_of(text: str, script: str | None = None) -> str:
     words = shipped_words().get(script)
     if words is None:
         return UNDETERMINED
-    scores: dict[str, float] = {}
     lowered = text.lower()
-    known, endings = words.words, words.endings
-    for word in WORD.findall(lowered):
-        codes = known.get(word)
-        if codes is not None:
-            weight = 1 / len(codes)
-            for code in codes:
-                scores[code] = scores.get(code, 0.0) + weight
-        else:
-            for code, weight in endings.get(word[-3:], ()):
-                scores[code] = scores.get(code, 0.0) + ENDING * weight
+    cut = lowered.find(" ", FIRST)
+    scores: dict[str, float] = {}
+    for part in (lowered,) if cut < 0 else (lowered[:cut], lowered[cut:]):
+        _add(scores, WORD.findall(part), words)
+        best = max(scores, key=scores.__getitem__, default=UNDETERMINED)
+        most = scores.get(best, 0.0)
+        if most >= PLAIN and all(score * 2 <= most for code, score in scores.items() if code != best):
+            return best
     if not lowered.isascii():
         for letter in words.letters.keys() & set(lowered):
             for code in words.letters[letter]:
                 scores[code] = scores.get(code, 0.0) + LETTER
     best = max(scores, key=scores.__getitem__, default=UNDETERMINED)
     return best if scores.get(best, 0.0) >= ENOUGH else UNDETERMINED
+
+
+def _add(scores: dict[str, float], some: Sequence[str], words: Words) -> None:
+    known, endings = words.words, words.endings
+    for word in some:
+        weights = known.get(word)
+        if weights is None:
+            weights = endings.get(word[-3:], ())
+        for code, weight in weights:
+            scores[code] = scores.get(code, 0.0) + weight
 
 
 def _by_block(text: str) -> str:

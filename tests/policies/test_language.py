@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from policies.signals import SIGNALS
-from policies.signals.language import LANGUAGES, UNDETERMINED, build, language_of, shipped_words
+from policies.signals.language import ENDING, LANGUAGES, UNDETERMINED, build, language_of, shipped_words
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,8 @@ def test_both_ends_of_a_long_text_are_read() -> None:
 
 
 def test_what_can_be_said_is_what_the_file_has() -> None:
-    told = {code for words in shipped_words().values() for codes in words.words.values() for code in codes}
+    scripts = shipped_words().values()
+    told = {code for words in scripts for weights in words.words.values() for code, _ in weights}
     assert told < set(LANGUAGES)
     assert SIGNALS["language"].values == LANGUAGES
 
@@ -78,6 +79,13 @@ def test_words_are_built_from_lines() -> None:
     words = build(
         "# note\n[latin]\naa: one two two\nbb: two three\n[letters]\nbb: ñ\n[endings]\naa: ing12 ^x5\n"
     )["latin"]
-    assert words.words == {"one": ("aa",), "two": ("aa", "bb"), "three": ("bb",)}
+    assert words.words == {
+        "one": (("aa", 1.0),),
+        "two": (("aa", 0.5), ("bb", 0.5)),
+        "three": (("bb", 1.0),),
+    }
     assert words.letters == {"ñ": ("bb",)}
-    assert words.endings == {"ing": (("aa", 1.2),), "^x": (("aa", 0.5),)}
+    assert words.endings == {
+        "ing": (("aa", pytest.approx(ENDING * 1.2)),),
+        "^x": (("aa", pytest.approx(ENDING / 2)),),
+    }
