@@ -12,6 +12,8 @@ from policies.document import ProblemsError
 from policies.signals.tokens import estimate_prompt
 from tests.support.client import Reply, Wire, ask, until
 from tests.support.engine import FakeEngine, engines, hang, reply, reset, stream
+from tests.support.redis import needs_redis
+from tests.support.redis import server as redis_server
 from tests.support.serving import Served, make, serving
 from tests.support.shapes import CHAT, IDS, SHAPES, Shape, check_error, events
 
@@ -66,6 +68,44 @@ async def test_c08_of_ten_parallel_requests_four_fit(tmp_path: Path) -> None:
         # 16.7 tokens are refilled each second meanwhile.
         assert 720 <= left(served)["tokens"] < 720 + 17 * 10
         assert served.clean
+
+
+@needs_redis
+async def test_c08_over_two_gateways_on_one_redis(tmp_path: Path) -> None:
+    go = asyncio.Event()
+
+    async def later(exchange: Any) -> None:
+        await go.wait()
+        await used(50, 20)(exchange)
+
+    engine = FakeEngine(later)
+    body = CHAT.ask(messages=prompt(50), max_tokens=200)
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    with redis_server() as redis:
+        options: dict[str, Any] = {"policy": policy("tokens: 1000/min")}
+        options["limits"] = {"store": redis.url, "timeout": "10s"}
+        async with (
+            engines(engine),
+            serving(folders[0], {"fast": engine}, **options) as one,
+            serving(folders[1], {"fast": engine}, **options) as other,
+        ):
+            ports = [one.port, other.port] * 5
+            asking = [asyncio.create_task(ask(port, CHAT.path, body)) for port in ports]
+            await until(lambda: sum(task.done() for task in asking) == 6)
+            await until(lambda: engine.generations == 4)
+            for task in asking:
+                if task.done():
+                    check_error(task.result(), 429, code="rate_limit_exceeded")
+                    assert int(task.result().headers["retry-after"]) >= 1
+            go.set()
+            answers = await asyncio.gather(*asking)
+            assert sorted(answer.status for answer in answers) == [200] * 4 + [429] * 6
+            await until(lambda: one.clean and other.clean)
+            answer = await ask(one.port, CHAT.path, body)
+            left_of_720 = int(answer.headers["x-ratelimit-remaining-tokens"]) + 250
+            assert 720 <= left_of_720 < 720 + 17 * 10
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=IDS)
@@ -216,9 +256,19 @@ async def test_a_429_says_when_to_come_back(tmp_path: Path) -> None:
         message = check_error(answer, 429, code="rate_limit_exceeded")
         assert 3590 < int(answer.headers["retry-after"]) <= 3600
         assert "1 requests in 3600 s" in message
-        assert 'dualgauge_limited_total{kind="requests"} 1.0' in (
-            served.gateway.metrics.text().decode()
-        )
+        assert 'dualgauge_limited_total{kind="requests"} 1.0' in (served.gateway.metrics.text().decode())
+
+
+async def test_who_comes_back_when_told_is_admitted(tmp_path: Path) -> None:
+    engine = FakeEngine(used(50, 50))
+    plan = policy("requests: 30/min, tokens: 150/2s")
+    async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
+        body = CHAT.ask(messages=prompt(50), max_tokens=50)
+        assert (await ask(served.port, CHAT.path, body)).status == 200
+        answer = await ask(served.port, CHAT.path, body)
+        check_error(answer, 429, code="rate_limit_exceeded")
+        await asyncio.sleep(int(answer.headers["retry-after"]))
+        assert (await ask(served.port, CHAT.path, body)).status == 200
 
 
 async def test_keys_have_limits_of_their_own(tmp_path: Path) -> None:
