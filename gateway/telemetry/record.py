@@ -17,11 +17,10 @@ Outcome = Literal[
 
 
 class TraceIds(msgspec.Struct, gc=False):
-    """W3C trace context of one request, in the hexadecimal of `traceparent`: our own spans, and the caller's
-    where it sent one; `state` is its `tracestate`."""
+    """W3C trace context of one request, in the hexadecimal of `traceparent`: the span that engines hear of,
+    and the caller's where it sent one; `state` is its `tracestate`."""
 
     trace: bytes
-    server_span: bytes
     client_span: bytes
     parent_span: bytes | None
     sampled: bool

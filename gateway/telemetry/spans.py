@@ -76,11 +76,12 @@ class Builder:
         """All spans of a request, the outermost first."""
         own = _own_attributes(record)
         status = _status(record)
+        server = self._rand.getrandbits(64)
         # An engine that could not be reached has no span: what was tried is told by the server's.
         events = _events(record)
         top = self._span(
             ids,
-            int(ids.server_span, 16),
+            server,
             f"{record.method} {record.route}",
             record.started,
             record.ended,
@@ -97,14 +98,16 @@ class Builder:
         if decision is not None and record.decide_seconds is not None:
             ended = record.decide_began + record.decide_seconds
             spans.append(
-                self._inner(ids, "decide", record.decide_began, ended, record, _decision_attributes(decision))
+                self._inner(
+                    ids, server, "decide", record.decide_began, ended, record, _decision_attributes(decision)
+                )
             )
         if record.reserve_began is not None:
             ended = record.ended if record.reserved is None else record.reserved
             attributes: Attributes = {"dualgauge.limit": record.limit} if record.limit else {}
-            spans.append(self._inner(ids, "reserve", record.reserve_began, ended, record, attributes))
+            spans.append(self._inner(ids, server, "reserve", record.reserve_began, ended, record, attributes))
         spans += [
-            self._inner(ids, "wait", wait.started, wait.ended, record, {"dualgauge.tier": wait.tier})
+            self._inner(ids, server, "wait", wait.started, wait.ended, record, {"dualgauge.tier": wait.tier})
             for wait in record.waits
         ]
         if record.asked is not None:
@@ -119,7 +122,7 @@ class Builder:
                     {**_genai_attributes(record, asked), **self._content(record, asked), **own},
                     kind=SpanKind.CLIENT,
                     status=status,
-                    parent=int(ids.server_span, 16),
+                    parent=server,
                     events=events,
                 )
             )
@@ -134,10 +137,17 @@ class Builder:
         return found
 
     def _inner(
-        self, ids: TraceIds, name: str, began: float, ended: float, record: Record, attributes: Attributes
+        self,
+        ids: TraceIds,
+        parent: int,
+        name: str,
+        began: float,
+        ended: float,
+        record: Record,
+        attributes: Attributes,
     ) -> ReadableSpan:
         span = self._rand.getrandbits(64)
-        return self._span(ids, span, name, began, ended, record, attributes, parent=int(ids.server_span, 16))
+        return self._span(ids, span, name, began, ended, record, attributes, parent=parent)
 
     def _span(
         self,

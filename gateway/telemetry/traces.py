@@ -71,10 +71,11 @@ class Tracer:
         sent = headers.get(b"traceparent")
         parent = None if sent is None else read_traceparent(sent)
         rand = self._rand
-        ids = b"%064x" % rand.getrandbits(256)
         if parent is not None:
-            return TraceIds(parent[0], ids[:16], ids[16:32], parent[1], parent[2], headers.get(b"tracestate"))
-        return TraceIds(ids[:32], ids[32:48], ids[48:], None, rand.random() < self._sample)
+            span = b"%016x" % rand.getrandbits(64)
+            return TraceIds(parent[0], span, parent[1], parent[2], headers.get(b"tracestate"))
+        ids = b"%048x" % rand.getrandbits(192)
+        return TraceIds(ids[:32], ids[32:], None, rand.random() < self._sample)
 
     def finish(self, record: Record, client: Client, asked: Asked | None) -> None:
         """Export the spans of a sampled request, and of every one that failed or was degraded."""

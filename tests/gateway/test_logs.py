@@ -219,7 +219,7 @@ def test_other_loggers_write_in_the_same_way() -> None:
 
 
 def test_a_line_names_the_trace_that_is_exported() -> None:
-    ids = TraceIds(b"a" * 32, b"b" * 16, b"c" * 16, None, True)
+    ids = TraceIds(b"a" * 32, b"b" * 16, None, True)
     assert line_of(record(trace=ids)).trace_id == "a" * 32
     ids.sampled = False
     assert line_of(record(trace=ids)).trace_id == ""
