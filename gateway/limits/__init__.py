@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from typing import Protocol
 
 import msgspec
@@ -84,13 +85,18 @@ async def claim(promise: asyncio.Future[Lease]) -> Lease:
 
 def duration(seconds: float) -> str:
     """OpenAI's spelling: `0s`, `250ms`, `6.5s`, `1m30s`, `2h0m5s`."""
-    if seconds <= 0:
-        return "0s"
-    ms = round(seconds * 1000) or 1
+    return spelled(round(seconds * 1000) or int(seconds > 0)).decode()
+
+
+@lru_cache(4096)
+def spelled(ms: int) -> bytes:
+    """A duration of so many milliseconds in OpenAI's spelling."""
+    if ms <= 0:
+        return b"0s"
     if ms < 1000:
-        return f"{ms}ms"
+        return b"%dms" % ms
     if ms < 60_000:
-        return f"{ms / 1000:g}s"
+        return b"%gs" % (ms / 1000)
     minutes, ms = divmod(ms, 60_000)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}h{minutes}m{ms / 1000:g}s" if hours else f"{minutes}m{ms / 1000:g}s"
+    return b"%dh%dm%gs" % (hours, minutes, ms / 1000) if hours else b"%dm%gs" % (minutes, ms / 1000)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gateway.errors import LimitExceeded, SlotsTaken
-from gateway.limits import Ask, duration
+from gateway.limits import Ask, duration, spelled
 from policies.plan import Plan
 from policies.units import Rate
 
@@ -21,6 +21,7 @@ MARGIN = 1e-6
 # When another request will end nobody knows.
 SLOT_SECONDS = 1.0
 UNBOUNDED = 1 << 40
+KINDS = ("requests", "tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,31 +168,30 @@ def _meters(scope: int, limits: Plan, plan: Plan, tier: str) -> list[Meter]:
 class Lines:
     """The header lines of a course: of several limits of a kind, the one with the least left is shown."""
 
-    __slots__ = ("_kinds",)
+    __slots__ = ("_form", "_kinds", "_single")
 
     def __init__(self, meters: Sequence[Meter]) -> None:
-        self._kinds: list[tuple[bytes, list[tuple[int, int, float]]]] = []
-        for kind in ("requests", "tokens"):
-            of_kind = [
-                (index, meter.rate.amount, meter.rate.per_second)
-                for index, meter in enumerate(meters)
-                if meter.kind == kind
-            ]
-            form = b"".join(
-                b"x-ratelimit-%b-%b: %%%b\r\n" % (what, kind.encode(), place)
-                for what, place in ((b"limit", b"d"), (b"remaining", b"d"), (b"reset", b"b"))
-            )
-            if of_kind:
-                self._kinds.append((form, of_kind))
+        # Of each kind that has limits: the place of each in `meters`, its limit, and its refill in a second.
+        self._kinds = [
+            tuple((i, m.rate.amount, m.rate.per_second) for i, m in enumerate(meters) if m.kind == kind)
+            for kind in KINDS
+            if any(m.kind == kind for m in meters)
+        ]
+        self._form = b"".join(
+            b"x-ratelimit-limit-%b: %%d\r\nx-ratelimit-remaining-%b: %%d\r\nx-ratelimit-reset-%b: %%b\r\n"
+            % ((kind.encode(),) * 3)
+            for kind in KINDS
+            if any(m.kind == kind for m in meters)
+        )
+        self._single = all(len(kind) == 1 for kind in self._kinds)
 
     def render(self, levels: Sequence[float]) -> bytes:
         """Lines with limit, remaining and reset; `levels` are those of the course's meters."""
-        lines = b""
-        for form, meters in self._kinds:
-            index, amount, per_second = meters[0]
-            if len(meters) > 1:
-                index, amount, per_second = min(meters, key=lambda meter: levels[meter[0]])
+        values: list[int | bytes] = []
+        for kind in self._kinds:
+            index, amount, per_second = kind[0] if self._single else min(kind, key=lambda one: levels[one[0]])
             level = levels[index]
-            reset = duration((amount - level) / per_second).encode()
-            lines += form % (amount, int(level) if level > 0 else 0, reset)
-        return lines
+            values.append(amount)
+            values.append(int(level) if level > 0 else 0)
+            values.append(spelled(int((amount - level) / per_second * 1000 + 0.999)))
+        return self._form % tuple(values)
