@@ -79,7 +79,7 @@ class Policy:
     `fields` are headers and metadata entries, as (`header` or `metadata`, name), each with the values that it
     is compared with, without case; none where it need only be there. `shadow` names a candidate that decides
     beside this policy, `rollout` (0..1) is its share. `token_bounds` are what
-    `prompt_tokens` is compared with.
+    `prompt_tokens` is compared with, in order.
     """
 
     file: str
@@ -115,7 +115,7 @@ class Policy:
     @property
     def least_near(self) -> float:
         """The shortest prompt for which `is_near` may be true."""
-        return min(self.token_bounds, default=float("inf")) / NEAR
+        return self.token_bounds[0] / NEAR if self.token_bounds else float("inf")
 
     @property
     def needs_conversation(self) -> bool:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from policies.compile import compile_policy
@@ -82,6 +82,7 @@ def deciding(policy: Policy) -> set[str]:
     return {policy.decide(request).rule for request in REQUESTS}
 
 
+@settings(deadline=None)
 @given(CLASS, st.lists(CONDITIONS, min_size=1, max_size=3))
 def test_a_rule_that_is_said_never_to_decide_never_does(named: Any, whens: list[Any]) -> None:
     rules = [{"name": f"r{index}", "when": when, "send": "exact"} for index, when in enumerate(whens)]
