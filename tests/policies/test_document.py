@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.document import MAX_DEPTH, ProblemsError, convert, load, nearest
@@ -101,6 +101,7 @@ def test_size_is_bounded() -> None:
     assert "more than 20000 values" in problems("[" + "a," * 30_000 + "]")[0]
 
 
+@settings(deadline=None)
 @given(
     st.text(alphabet=st.sampled_from("ab:-[]{}&*!|>'\"#%@,?~01.eE\\xuU \n\t"), max_size=60)
     | st.text(max_size=40)
