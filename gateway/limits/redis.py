@@ -202,6 +202,7 @@ class RedisStore:
         self._owed: deque[tuple[float, _Route, Args]] = deque(maxlen=MOST_OWED)
         self._down: dict[str, float] = {}
         self._ended: Callable[[str], None] | None = None
+        self._pay_after = 0.0
         self._fallbacks = 0
         self._closing = False
         self.free = 0
@@ -239,7 +240,7 @@ class RedisStore:
     async def running(self) -> AsyncIterator[None]:
         self.loop = asyncio.get_running_loop()
         async with self._topology.running(self._told, self._greet):
-            tasks = [asyncio.create_task(self._renew()), asyncio.create_task(self._beat())]
+            tasks = [asyncio.create_task(work()) for work in (self._renew, self._beat, self._pay)]
             try:
                 yield
                 await asyncio.gather(*(link.emptied(FLUSH_SECONDS) for link in self._topology.links))
@@ -364,7 +365,7 @@ class RedisStore:
                 logger.info("limits are kept in %s", link.name)
             else:
                 logger.warning("limits: %s answers again after %.1f s", link.name, self._clock() - since)
-            self.loop.call_later(OWED_AFTER_SECONDS, self._pay)
+            self._pay_after = self._clock() + OWED_AFTER_SECONDS
         elif link.name not in self._down:
             self._down[link.name] = self._clock()
             logger.warning(
@@ -374,13 +375,16 @@ class RedisStore:
                 self._mode,
             )
 
-    def _pay(self) -> None:
+    async def _pay(self) -> None:
         """Settle what could not be settled while a server was away."""
-        owed, self._owed = self._owed, deque(maxlen=MOST_OWED)
-        oldest = self._clock() - LEASE_SECONDS * 2
-        for since, route, args in owed:
-            if since > oldest:
-                self._settle(route, args, since)
+        while True:
+            await asyncio.sleep(OWED_AFTER_SECONDS / 2)
+            if self._owed and self._clock() > self._pay_after:
+                owed, self._owed = self._owed, deque(maxlen=MOST_OWED)
+                oldest = self._clock() - LEASE_SECONDS * 2
+                for since, route, args in owed:
+                    if since > oldest:
+                        self._settle(route, args, since)
 
     async def _renew(self) -> None:
         while True:
