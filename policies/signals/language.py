@@ -173,7 +173,7 @@ def _add(scores: dict[str, float], some: Sequence[str], words: Words) -> None:
     for word in some:
         weights = known.get(word)
         if weights is None:
-            weights = endings.get(word[-3:], ())
+            weights = endings.get(ending(word), ())
         for code, weight in weights:
             scores[code] = scores.get(code, 0.0) + weight
 

@@ -11,6 +11,9 @@ from policies.signals.language import ENDING, LANGUAGES, UNDETERMINED, build, la
     ("language", "text"),
     [
         ("en", "Could you tell me which of these two contracts is better for a small shop?"),
+        ("en", "Say hello in one short sentence."),
+        ("en", "Tell me about the history of the lighthouse."),
+        ("en", "Suggest three names for a bakery."),
         ("de", "Schreib mir bitte eine kurze Absage auf die Einladung zum Sommerfest."),
         ("fr", "Peux-tu résumer cet article en trois phrases pour mes collègues ?"),
         ("es", "¿Cómo puedo pedir una cita con el médico sin llamar por teléfono?"),
