@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import pytest
 
+from policies.compile import compile_policy
 from policies.facts import Conversation, Facts, Turn
-from policies.signals import SIGNALS
+from policies.shipped import shipped
+from policies.signals import SIGNALS, content
 from policies.signals.classifier import read_model, scores, shipped_model
 from policies.signals.features import HEAD, NAMES, TAIL, VERSION, measure
 from policies.signals.lexicon import build, terms
@@ -119,6 +121,30 @@ def test_only_head_and_tail_of_a_long_text_are_read() -> None:
     assert scores(filler + asked).code > scores(filler).code
     hidden = filler[:HEAD] + asked + filler[: TAIL * 3]
     assert scores(hidden) == scores(filler[:HEAD] + "." * len(asked) + filler[: TAIL * 3])
+
+
+def test_what_was_not_read_is_reported() -> None:
+    policy = compile_policy(*shipped("default"))
+    text = "It was a quiet evening by the sea. " * 100
+    asked = conversation(("user", text))
+    assert policy.decide(asked).signals["unread"] == len(text) - HEAD - TAIL
+    assert policy.explain(asked).signals["unread"] == len(text) - HEAD - TAIL
+    chinese = "今天天气很好，我们去海边散步吧。" * 100
+    assert SIGNALS["unread"].read(conversation(("user", chinese)), {}) == len(chinese) - HEAD // 3 - TAIL // 3
+    assert "unread" not in policy.decide(conversation(("user", "Hello there"), ("user", "hi"))).signals
+
+
+def test_code_and_maths_are_one_look_and_earlier_turns_are_seen_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[str] = []
+    inner = content._measure
+    monkeypatch.setattr(content, "_SEEN", Seen(lambda text: looked.append(text) or inner(text)))
+    turns = [("user", "Write a loop in C."), ("assistant", "for (;;) {}"), ("user", "shorter?")]
+    for end in (1, 3):
+        facts, memo = conversation(*turns[:end]), dict[str, object]()
+        assert all(SIGNALS[name].read(facts, memo) is not None for name in ("code", "math", "code"))
+    assert sorted(looked) == sorted(text for _, text in turns)
 
 
 def test_features_have_names_and_no_nothing() -> None:
