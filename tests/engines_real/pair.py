@@ -111,8 +111,11 @@ def the_pair(config: pytest.Config, folders: pytest.TempPathFactory) -> Pair:
 
 
 @contextmanager
-def bring_up(folder: Path) -> Iterator[Pair]:
-    """`dualgauge up` in an empty folder, ended with SIGTERM. Raises PairError."""
+def bring_up(folder: Path, deployment: str | None = None) -> Iterator[Pair]:
+    """`dualgauge up` in an empty folder, or in one that has this `dualgauge.yaml`; ended with SIGTERM. Raises
+    PairError."""
+    if deployment is not None:
+        (folder / "dualgauge.yaml").write_text(deployment, encoding="utf-8")
     output = folder / "up.out"
     paths = runfile.Paths(folder / runfile.STATE_FOLDER)
     with output.open("wb") as sink, _kept(_command(), folder, sink) as process:
