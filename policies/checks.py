@@ -130,19 +130,21 @@ def _unused(document: Document, syntax: PolicySyntax) -> Iterator[Diagnostic]:
 def _unserved(
     document: Document, rules: tuple[RuleSyntax, ...], served: Collection[str]
 ) -> Iterator[Diagnostic]:
-    """Tiers that a rule names and no engine has."""
+    """Tiers that rules name and no engine has, each once, where it is named first."""
+    places: dict[str, list[Path]] = {}
     for rule in rules:
         named: list[tuple[Path, str]] = [(("send",), rule.send)]
         if rule.busy is not None:
-            short = document.has((*rule.path, "if_busy", "use"))
-            named.append((("if_busy", "use") if short else ("if_busy",), rule.busy.use))
+            spelt = document.has((*rule.path, "if_busy", "use"))
+            named.append((("if_busy", "use") if spelt else ("if_busy",), rule.busy.use))
         if rule.contract.use is not None:
             named.append((("if_unavailable", "use"), rule.contract.use))
         for where, tier in named:
             if tier not in served:
-                yield document.problem(
-                    (*rule.path, *where), f"no engine has the tier `{tier}`", severity="warning"
-                )
+                places.setdefault(tier, []).append((*rule.path, *where))
+    for tier, paths in places.items():
+        often = "" if len(paths) == 1 else f", which is named {len(paths)} times"
+        yield document.problem(paths[0], f"no engine has the tier `{tier}`{often}", severity="warning")
 
 
 def _shadows(document: Document, syntax: PolicySyntax) -> Iterator[Diagnostic]:

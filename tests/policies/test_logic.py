@@ -162,8 +162,19 @@ rules:
 """
     policy = compile_policy(text, "p", served={"fast"})
     assert [str(warning) for warning in policy.warnings] == [
-        "p:3:45: warning: no engine has the tier `exact`",
-        "p:4:66: warning: no engine has the tier `exact`",
-        "p:5:49: warning: no engine has the tier `exact`",
+        "p:3:45: warning: no engine has the tier `exact`, which is named 3 times",
     ]
     assert compile_policy(text, "p", served={"fast", "exact"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "column"),
+    [
+        ("if_busy: exact", 36),
+        ("if_busy: {use: exact, waiting: 2}", 42),
+        ("if_unavailable: {use: exact}", 49),
+    ],
+)
+def test_a_tier_without_an_engine_is_shown_where_it_is_named(more: str, column: int) -> None:
+    policy = compile_policy(f"version: 1\nrules:\n  - {{name: a, send: fast, {more}}}", "p", served={"fast"})
+    assert [str(one) for one in policy.warnings] == [f"p:3:{column}: warning: no engine has the tier `exact`"]
