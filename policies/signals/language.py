@@ -44,6 +44,9 @@ ENDING = 0.15
 SHARED = 6
 """Languages that may share a word."""
 
+ENGLISH = 4
+"""So many different words that only English has, among the first, are enough to know it."""
+
 FIRST = 150
 PLAIN = 3.0
 """Where so many characters have this weight for one language and half of it for no other, that is enough."""
@@ -137,10 +140,20 @@ def shipped_words() -> Mapping[str, Words]:
     return build((resources.files("policies.signals") / "languages.txt").read_text(encoding="utf-8"))
 
 
+@cache
+def _plain_english() -> frozenset[str]:
+    """The words of English that no other language of the file has."""
+    words = shipped_words()["latin"].words
+    return frozenset(word for word, weights in words.items() if [code for code, _ in weights] == ["en"])
+
+
 def language_of(text: str, script: str | None = None) -> str:
     """The ISO 639-1 code of a text's language; `script` is that of `script_of`, where it is known already."""
     if script is None:
         script = script_of(text)
+    # The commonest case first, by one look: most requests are in English.
+    if script == "latin" and len(_plain_english().intersection(text[:FIRST].split())) >= ENGLISH:
+        return "en"
     alone = _ALONE.get(script)
     if alone is not None:
         return alone
