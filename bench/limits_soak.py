@@ -23,7 +23,7 @@ import uvloop
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.redis import Server, server
-from tests.support.soak import CLOSED, LEASES_GONE_SECONDS, Plan, Seen, left, soak, watched
+from tests.support.soak import CLOSED, LEASES_GONE_SECONDS, Plan, Seen, answering, left, soak, watched
 
 FAULT_SECONDS = 15.0
 AWAY_SECONDS = 3.0
@@ -74,7 +74,7 @@ async def faults(clients: int, timeout: str) -> None:
     print("|---|---|---|---|---|")
     for name, (fault, mend) in FAULTS.items():
         for mode in ("closed", "open", "local"):
-            plan = Plan(FAULT_SECONDS, clients, mode, timeout, False, fault, mend, AWAY_SECONDS)
+            plan = Plan(FAULT_SECONDS, clients, mode, timeout, answering, False, fault, mend, AWAY_SECONDS)
             with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
                 if name == "failed over":
                     url, redis, _ = stack.enter_context(watched(Path(folder)))

@@ -1,8 +1,9 @@
 """Leases of one process while the store that all share is down: a bounded share of each limit.
 
 A limit is divided by the number of processes. Of its share a process admits at once half, and refills at the
-same half a window, so that in no window all processes together admit more than the limit. What cannot be
-divided (two slots among three processes) goes to the first ones, in the order in which the store has them.
+same half a window, so that in no window all processes together admit more than the limit. It begins with no more
+than the same part of its share as this process last saw of the limit in the store. What cannot be divided (two
+slots among three processes) goes to the first ones, in the order in which the store has them.
 """
 
 from __future__ import annotations
@@ -59,6 +60,17 @@ class LocalShare:
                 raise
             # It may well fit the whole limit.
             raise self._later(error.message) from error
+
+    def go_on(self, ask: Ask, course: Course, levels: Sequence[float], seconds: float) -> None:
+        """Begin with no more than the share of what the store had left of each limit, so many seconds ago."""
+        plan, shared = self._share(ask.plan), self._share(ask.shared)
+        if plan is not None and shared is not None and levels:
+            rates = [meter.rate for meter in course.meters]
+            left = [
+                level / rate.amount + seconds / rate.seconds
+                for level, rate in zip(levels, rates, strict=True)
+            ]
+            self._memory.lower(msgspec.structs.replace(ask, plan=plan, shared=shared), left)
 
     def _later(self, why: str) -> LimitExceeded:
         return LimitExceeded(

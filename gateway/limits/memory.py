@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from gateway.limits import Ask
 from gateway.limits.course import Course, Meter, chart
@@ -172,6 +172,13 @@ class MemoryStore:
             holder.running += 1
         self.leases += 1
         return MemoryLease(self, track, tokens, course.lines.render(levels))
+
+    def lower(self, ask: Ask, left: Sequence[float]) -> None:
+        """No bucket of this request holds more than such a part of its limit."""
+        now = self.clock()
+        for (bucket, rate, *_), part in zip(self._track(ask).parts, left, strict=True):
+            bucket.resize(rate, now)
+            bucket.level = min(bucket.level, part * bucket.amount)
 
     def end(self, track: _Track, reserved: int, used: int, cached: int, tier: str) -> None:
         """Give back what was reserved, take what was used. Called once for each lease."""

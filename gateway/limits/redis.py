@@ -63,13 +63,17 @@ Args = tuple[Part, ...]
 
 
 class _Route:
-    """A course with what its commands have in common."""
+    """A course with what its commands have in common. `seen` is what was left of its buckets at `seen_at`, as
+    far as the server told; `outage` is the last in which this process went on from there."""
 
-    __slots__ = ("course", "holders", "keys", "limited", "limits")
+    __slots__ = ("course", "holders", "keys", "limited", "limits", "outage", "seen", "seen_at")
 
     def __init__(self, course: Course, holders: tuple[Holder, ...]) -> None:
         self.course = course
         self.holders = holders
+        self.seen: list[float] = []
+        self.seen_at = 0.0
+        self.outage = 0
         self.keys = tuple(
             f"{PREFIX}:{{{course.root}}}:{scope.name}:{what}"
             for scope in course.scopes
@@ -156,15 +160,16 @@ class _Reservation:
             self.store.owe(route, self.name, self.tokens)
             if not future.done():
                 self._instead()
-        elif reply[0]:
-            levels = [level / 1e6 for level in reply[1:]]
+            return
+        levels = [level / 1e6 for level in reply[1 if reply[0] else 2 :]]
+        route.seen, route.seen_at = levels, self.store.clock()
+        if reply[0]:
             lease = self.store.hold(route, self.name, self.tokens, route.course.lines.render(levels))
             if future.cancelled():
                 lease.refund()
             else:
                 future.set_result(lease)
         elif not future.cancelled():
-            levels = [level / 1e6 for level in reply[2:]]
             course = route.course
             over = (
                 course.slots_taken(reply[1] - 1, levels)
@@ -190,7 +195,7 @@ class RedisStore:
     ) -> None:
         self._mode: OnStoreFailure = settings.on_store_failure
         self._processes: Literal["auto"] | int = settings.processes
-        self._clock = clock
+        self.clock = clock
         self._topology = topology(settings.store, settings.timeout)
         self._timeout = settings.timeout
         self._local = LocalShare(clock)
@@ -202,6 +207,7 @@ class RedisStore:
         self._owed: deque[tuple[float, _Route, Args]] = deque(maxlen=MOST_OWED)
         self._down: dict[str, float] = {}
         self._ended: Callable[[str], None] | None = None
+        self._outages = 0
         self._pay_after = 0.0
         self._fallbacks = 0
         self._closing = False
@@ -262,7 +268,7 @@ class RedisStore:
 
     def hold(self, route: _Route, name: bytes, tokens: int, headers: bytes) -> RedisLease:
         """A lease that the server has granted."""
-        lease = self._held[name] = RedisLease(self, route, name, tokens, headers, self._clock())
+        lease = self._held[name] = RedisLease(self, route, name, tokens, headers, self.clock())
         for holder in route.holders:
             holder.running += 1
         return lease
@@ -286,7 +292,7 @@ class RedisStore:
         self._owe(route, (b"settle", name, tokens, 0, 0, route.limits, b""))
 
     def _owe(self, route: _Route, args: Args, since: float | None = None) -> None:
-        self._owed.append((self._clock() if since is None else since, route, args))
+        self._owed.append((self.clock() if since is None else since, route, args))
 
     def _settle(self, route: _Route, args: Args, since: float | None = None) -> None:
         link = self._topology.link(route.course.root)
@@ -312,6 +318,10 @@ class RedisStore:
             self._fallbacks += 1
             self.free += 1
             return _Free(self)
+        route = self._route(ask)
+        if route.outage != self._outages:
+            route.outage = self._outages
+            self._local.go_on(ask, route.course, route.seen, self.clock() - route.seen_at)
         lease = self._local.reserve(ask)
         self._fallbacks += 1
         return lease
@@ -364,10 +374,11 @@ class RedisStore:
             if since is None:
                 logger.info("limits are kept in %s", link.name)
             else:
-                logger.warning("limits: %s answers again after %.1f s", link.name, self._clock() - since)
-            self._pay_after = self._clock() + OWED_AFTER_SECONDS
+                logger.warning("limits: %s answers again after %.1f s", link.name, self.clock() - since)
+            self._pay_after = self.clock() + OWED_AFTER_SECONDS
         elif link.name not in self._down:
-            self._down[link.name] = self._clock()
+            self._outages += 1
+            self._down[link.name] = self.clock()
             logger.warning(
                 "limits: %s does not answer (%s); until it does, on_store_failure: %s",
                 link.name,
@@ -379,9 +390,9 @@ class RedisStore:
         """Settle what could not be settled while a server was away."""
         while True:
             await asyncio.sleep(OWED_AFTER_SECONDS / 2)
-            if self._owed and self._clock() > self._pay_after:
+            if self._owed and self.clock() > self._pay_after:
                 owed, self._owed = self._owed, deque(maxlen=MOST_OWED)
-                oldest = self._clock() - LEASE_SECONDS * 2
+                oldest = self.clock() - LEASE_SECONDS * 2
                 for since, route, args in owed:
                     if since > oldest:
                         self._settle(route, args, since)
@@ -389,7 +400,7 @@ class RedisStore:
     async def _renew(self) -> None:
         while True:
             await asyncio.sleep(RENEW_SECONDS / 4)
-            now = self._clock()
+            now = self.clock()
             due: dict[tuple[str, str], list[bytes]] = {}
             for lease in self._held.values():
                 if now - lease.renewed >= RENEW_SECONDS:

@@ -238,6 +238,22 @@ async def test_running_leases_count_in_the_local_share(redis: Server) -> None:
 
 
 @needs_redis
+async def test_a_share_begins_with_what_the_store_had_left(redis: Server) -> None:
+    plan = Plan("p", requests=(Rate(100, 1e9),), tokens=(Rate(1000, 1e9),))
+    async with running(redis.url) as store:
+        for _ in range(80):
+            (await take(store, plan, output=1)).settle(0, 1)
+        redis.kill()
+        await down(store)
+        lease = store.reserve(asking(plan, output=0))
+        assert not isinstance(lease, asyncio.Future)
+        # A fifth of the requests was left, of a share of 50; and 0.92 of the tokens, of 500.
+        assert b"x-ratelimit-remaining-requests: 9\r\n" in lease.headers
+        assert b"x-ratelimit-remaining-tokens: 460\r\n" in lease.headers
+        lease.refund()
+
+
+@needs_redis
 async def test_c12_two_processes_admit_no_more_than_the_plan_while_redis_is_away(redis: Server) -> None:
     clock = Clock()
     plan = Plan("p", requests=(Rate(100, 60.0),))

@@ -18,7 +18,7 @@ from typing import Any
 from redis import Redis
 
 from tests.support.client import Wire
-from tests.support.engine import Exchange, FakeEngine
+from tests.support.engine import Exchange, FakeEngine, Script
 from tests.support.redis import SERVER, Server, free_port, server
 from tests.support.serving import ServedProcess, process
 
@@ -80,11 +80,9 @@ class Seen:
         return sum(self.used.values()) / (TEAMS * TEAM_TOKENS * (1 + self.seconds / WINDOW))
 
 
-async def engine_script(exchange: Exchange) -> None:
-    """Most requests are answered after some 50 ms; one in ten is not."""
-    body = exchange.received.json
+async def breaking(exchange: Exchange) -> None:
+    """One request in ten is not answered."""
     chance = random.random()
-    await asyncio.sleep(random.uniform(0.02, 0.08))
     if chance < 0.05:
         exchange.head(500, "application/json", content_length="2")
         exchange.raw(b"{}")
@@ -92,6 +90,13 @@ async def engine_script(exchange: Exchange) -> None:
     if chance < 0.1:
         exchange.reset()
         return
+    await answering(exchange)
+
+
+async def answering(exchange: Exchange) -> None:
+    """Answers after some 50 ms."""
+    body = exchange.received.json
+    await asyncio.sleep(random.uniform(0.02, 0.08))
     completion = random.randint(1, body.get("max_tokens", 100))
     usage = {"prompt_tokens": PROMPT, "completion_tokens": completion, "total_tokens": PROMPT + completion}
     if not body.get("stream"):
@@ -182,6 +187,7 @@ class Plan:
     clients: int = 200
     mode: str = "local"
     timeout: str = "2s"
+    engine: Script = breaking
     kill_a_gateway: bool = False
     fault: Fault | None = None
     mend: Fault | None = None
@@ -190,7 +196,7 @@ class Plan:
 
 async def soak(folder: Path, plan: Plan, redis: Server, url: str | None = None) -> Seen:
     """Run it; both gateways are up at the end, and all clients have gone."""
-    engine, seen = FakeEngine(engine_script), Seen()
+    engine, seen = FakeEngine(plan.engine), Seen()
     limits = {"store": url or redis.url, "on_store_failure": plan.mode, "timeout": plan.timeout}
     with contextlib.ExitStack() as stack:
         await engine.start()
