@@ -1,9 +1,9 @@
 """Leases of one process while the store that all share is down: a bounded share of each limit.
 
 A limit is divided by the number of processes. Of its share a process admits at once half, and refills at the
-same half a window, so that in no window all processes together admit more than the limit. It begins with no more
-than the same part of its share as this process last saw of the limit in the store. What cannot be divided (two
-slots among three processes) goes to the first ones, in the order in which the store has them.
+same half a window, so that in no window all processes together admit more than the limit. It begins with no
+more than the part of its share that this process saw the store to have left of the limit. What cannot be
+divided (two slots among three processes) goes to the first ones, in the order in which the store has them.
 """
 
 from __future__ import annotations
