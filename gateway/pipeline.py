@@ -186,9 +186,7 @@ class Exchange:
         raise RouteNotFound(f"there is no {method} {path} here")
 
     def _authenticate(self) -> Tenant:
-        tenant = self._snapshot.keyring.authenticate(
-            presented_key(self._client.fields), self._gateway.wall()
-        )
+        tenant = self._snapshot.keyring.authenticate(presented_key(self._client.fields), self._gateway.wall())
         self._tenant = tenant
         self.record.tenant = tenant.name
         if self._gateway.tracer is not None:

@@ -248,13 +248,13 @@ def read_messages(messages: object, system: str | None = None, tools: Sequence[s
     for message in messages if isinstance(messages, list) else ():
         if not isinstance(message, dict):
             continue
-        role = role_of(message.get("role"))
+        name, content = message.get("role"), message.get("content")
+        role = ROLES.get(name) if type(name) is str else None
         if role is None:
             continue
         if role == "tool":
             results += 1
-        content = message.get("content")
-        if role == "assistant":
+        elif role == "assistant":
             more += _calls(message.get("tool_calls"), "function", "arguments")
             more += _calls(content, None, "input")
         if type(content) is str:

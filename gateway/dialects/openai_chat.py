@@ -98,20 +98,21 @@ def _request(body: Body, fields: _Common, read: Callable[[], Conversation]) -> R
             param = "stream_options.include_usage"
             raise InvalidRequest(f"{param} must be true or false", param=param)
         wants_usage = bool(include)
-    else:
+    elif fields.stream_options is not None:
         body.drop("stream_options")
     n = 1 if fields.n is None else fields.n
     if n < 1:
         raise InvalidRequest("n must be at least 1", param="n")
-    bound("max_tokens", fields.max_tokens)
-    bound("max_completion_tokens", fields.max_completion_tokens)
-    caps = [cap for cap in (fields.max_tokens, fields.max_completion_tokens) if cap is not None]
+    first, second = fields.max_tokens, fields.max_completion_tokens
+    bound("max_tokens", first)
+    bound("max_completion_tokens", second)
+    cap = first if second is None else second if first is None else max(first, second)
     return Request(
         body,
         model,
         stream,
         read,
-        output_tokens=max(caps) * n if caps else None,
+        output_tokens=None if cap is None else cap * n,
         n=n,
         has_tools=body.offers("tools") or body.offers("functions"),
         structured=_structured(body, fields),
@@ -141,9 +142,11 @@ class OpenAIChat(Dialect):
         check_said("messages", messages, bounds)
 
         def conversation() -> Conversation:
-            return read_messages(messages, None, tool_texts(body, "tools", "functions"))
+            tools = tool_texts(body, "tools", "functions") if request.has_tools else ()
+            return read_messages(messages, None, tools)
 
-        return _request(body, fields, conversation)
+        request = _request(body, fields, conversation)
+        return request
 
     def prepare(self, request: Request, served_model: str, priority: int = 0) -> bytes:
         if request.stream and not request.wants_usage and not request.usage_injected:

@@ -97,10 +97,14 @@ def estimate_prompt(texts: Iterable[str]) -> int:
     """Tokens of a prompt: those of its turns, and OVERHEAD for the role and marks of each."""
     turns = list(texts)
     count = len(turns)
-    most = next((size for up_to, size in SAMPLES if count <= up_to), LEAST)
+    most = LEAST
+    for up_to, size in SAMPLES:
+        if count <= up_to:
+            most = size
+            break
     total = float(OVERHEAD * count)
     for text in turns:
-        total += _estimate(text, most)
+        total += _SEEN(text) if len(text) <= most else _estimate(text, most)
     return round(total)
 
 
