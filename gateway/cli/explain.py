@@ -12,9 +12,9 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 import msgspec
 
-from gateway.cli.asked import DIALECTS, Caller, RefusedError, decoded, explained, facts_of
+from gateway.asked import DIALECTS, Caller, RefusedError, decoded, explained, facts_of, record, signals
 from gateway.cli.chosen import compiled, deployed, log_of, tiers_of
-from gateway.cli.explained import lines, record, signals
+from gateway.cli.explained import lines
 from policies.logged import DecisionLine, FieldsLine, Reader, decode
 from policies.policy import Explanation, Policy
 

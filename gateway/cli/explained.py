@@ -1,43 +1,13 @@
-"""How explanations are shown: as lines for a terminal, and as JSON."""
+"""How explanations are shown on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
 
 import click
 
 from policies.decision import Contract
 from policies.policy import Explanation, Policy
-
-
-def signals(explanation: Explanation) -> dict[str, Any]:
-    """Signals with a value, scores to four digits."""
-    return {
-        name: round(value, 4) if isinstance(value, float) else value
-        for name, value in explanation.signals.items()
-        if value is not None
-    }
-
-
-def record(explanation: Explanation, policy: Policy, prompts: str = "") -> dict[str, Any]:
-    """`prompts` says how the length of the prompt was measured, where that is known."""
-    decision = explanation.decision
-    return {
-        "tier": decision.tier,
-        "rule": decision.rule,
-        "reasons": decision.reasons,
-        "if_busy": decision.if_busy,
-        "if_unavailable": decision.contract,
-        "priority": decision.priority,
-        "trace": decision.trace,
-        "edits": {name: value for name, value in asdict(decision.edits).items() if value is not None},
-        "policy": {"file": policy.file, "hash": policy.hash},
-        "signals": signals(explanation),
-        **({"prompt_tokens": prompts} if prompts else {}),
-        "rules": explanation.rules,
-    }
 
 
 def lines(explanation: Explanation, policy: Policy, prompts: str = "") -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import msgspec
 
-from gateway.cli.asked import DIALECTS, Caller, RefusedError, explained, facts_of
+from gateway.asked import DIALECTS, Caller, RefusedError, explained, facts_of
 from gateway.cli.chosen import compiled, deployed, tier_names, tiers_of
 from policies.decision import Decision
 from policies.document import Diagnostic, Document, ProblemsError, convert, load, unknown

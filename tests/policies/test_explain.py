@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway.cli.asked import Caller, facts_of
+from gateway.asked import Caller, facts_of
 from gateway.cli.explain import explain_command
 from gateway.cli.policy import policy_group
 from policies.compile import compile_policy
