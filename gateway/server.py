@@ -31,7 +31,7 @@ logger = logging.getLogger("dualgauge.gateway")
 # Longer than most clients keep idle connections, so that it is they who close.
 KEEP_ALIVE_SECONDS = 75
 BACKLOG = 4096
-THREAD_SECONDS = 0.0005
+THREAD_SECONDS = 0.0001
 
 
 class Listener(uvicorn.Server):

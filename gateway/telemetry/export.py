@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dualgauge.traces")
 
 MAX_QUEUE = 2048
-BATCH = 256
+# Encoding a batch holds up the event loop: few at a time, unless there are so many that round trips count.
+BATCH = 32
+LARGE_BATCH = 256
+MANY = 512
 EVERY_SECONDS = 1.0
 EXPORT_SECONDS = 2.0
 # So that waiting for the thread and closing the exporter take two seconds together.
@@ -99,7 +102,9 @@ class Sender:
                 self._told(batch, self._export(batch))
 
     def _take(self) -> Iterator[ReadableSpan]:
-        for _ in range(BATCH):
+        # While the collector fails, what is sent is lost: a few find out whether it is back.
+        large = len(self._queue) >= MANY and not self._failing
+        for _ in range(LARGE_BATCH if large else BATCH):
             try:
                 yield self._queue.popleft()
             except IndexError:
@@ -128,7 +133,7 @@ class Sender:
         if self._failing:
             self._failing = False
             logger.warning("traces are sent to %s again, %d spans were dropped", self._where, self.dropped)
-        if self._full and len(self._queue) < BATCH:
+        if self._full and len(self._queue) < MANY:
             self._full = False
 
 
