@@ -32,10 +32,12 @@ class Engine:
     preemptions: int | None = None
     failures: int = 0
     successes: int = 0
+    held: str = ""
+    """Why it takes no new request, however healthy it is: it drains, or is not proven yet."""
 
     @property
     def ready(self) -> bool:
-        return self.state == "ready"
+        return self.state == "ready" and not self.held
 
     def load(self) -> int:
         """Requests at this engine: what it told last, or what we know to be with it since."""
@@ -88,7 +90,7 @@ class Fleet:
         found: dict[str, str] = {}
         for tier, engines in self.tiers.items():
             if not any(e.ready for e in engines):
-                reasons = [f"{e.spec.name}: {e.state}, {e.reason}" for e in engines]
+                reasons = [f"{e.spec.name}: {e.held or f'{e.state}, {e.reason}'}" for e in engines]
                 found[tier] = "; ".join(reasons) or "no engine is configured"
         return found
 
@@ -99,6 +101,13 @@ class Fleet:
         engine.state = state
         engine.reason = reason
         if changed:
+            for watcher in self.watchers:
+                watcher(engine)
+
+    def hold(self, engine: Engine, reason: str) -> None:
+        """Give it no new request, whatever probes say; an empty reason ends that. What runs goes on."""
+        if engine.held != reason:
+            engine.held = reason
             for watcher in self.watchers:
                 watcher(engine)
 
