@@ -12,6 +12,9 @@ from typing import Any, Self
 
 import httptools
 
+LOOP_TICK = 0.002
+"""Seconds by which a sleep may end too early: the event loop's timers count milliseconds."""
+
 Headers = Mapping[str, str]
 SECONDS = 10.0
 

@@ -1,4 +1,4 @@
-"""A Redis server of a test's own, on a unix socket: the one that the environment names in `REDIS_SERVER`, else
+"""A Redis server of a test's own, on a unix socket: what the environment names in `REDIS_SERVER`, else
 `redis-server` or `valkey-server` from the PATH. Without any, the tests that need one are skipped."""
 
 from __future__ import annotations
