@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from typing import Protocol
@@ -55,6 +55,12 @@ class Store(Protocol):
     def reserve(self, ask: Ask) -> Reserved:
         """All dimensions at once or none: a lease, or where the store is not in this process, the promise of
         one (see `claim`). Raises LimitExceeded, LimitsUnavailable; the promise too."""
+
+    async def levels(self, holders: Sequence[tuple[str, str]]) -> Mapping[str, Mapping[str, float]]:
+        """What these have left, by the field of their buckets (`requests`, `tokens`, `exact_tokens`; of
+        several limits of a kind `requests.1` and so on), and how many requests of theirs run (`concurrent`).
+        A holder is (root, name) as in `course.Course`. A bucket that is not told is full; a holder that is
+        not told is not known, because the store does not answer."""
 
     def in_use(self) -> int:
         """Leases that are not settled."""

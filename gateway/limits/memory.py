@@ -117,6 +117,10 @@ class MemoryStore:
     def running(self) -> contextlib.AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
 
+    async def levels(self, holders: Sequence[tuple[str, str]]) -> Mapping[str, Mapping[str, float]]:
+        usage = self.usage()
+        return {name: usage.get(name.removeprefix("t:"), {}) for _, name in holders}
+
     def usage(self) -> Mapping[str, Mapping[str, float]]:
         """What each holder has left, by dimension, and its requests in flight."""
         now = self.clock()

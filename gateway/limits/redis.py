@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import struct
+import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
@@ -242,6 +244,23 @@ class RedisStore:
         self._send(link, route.keys, one.args(), one)
         return one.future
 
+    async def levels(self, holders: Sequence[tuple[str, str]]) -> Mapping[str, Mapping[str, float]]:
+        asked: dict[str, tuple[asyncio.Future[object], asyncio.Future[object]]] = {}
+        for root, name in holders:
+            link = self._topology.link(root)
+            if link is not None and link.up:
+                key = f"{PREFIX}:{{{root}}}:{name}"
+                taken, running = self.loop.create_future(), self.loop.create_future()
+                link.send(_packed(b"HGETALL", f"{key}:buckets"), partial(_resolve, taken))
+                link.send(_packed(b"ZCARD", f"{key}:leases"), partial(_resolve, running))
+                asked[name] = taken, running
+        told: dict[str, Mapping[str, float]] = {}
+        for name, (taken, running) in asked.items():
+            buckets, count = await taken, await running
+            if isinstance(buckets, list) and isinstance(count, int):
+                told[name] = {"concurrent": count, **_left(buckets, time.time())}
+        return told
+
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         self.loop = asyncio.get_running_loop()
@@ -440,3 +459,18 @@ def _packed(*parts: Part) -> bytes:
 
 def _ignore(reply: object) -> None:
     """A renewal that fails is made good by the next."""
+
+
+def _resolve(future: asyncio.Future[object], reply: object) -> None:
+    if not future.done():
+        future.set_result(reply)
+
+
+def _left(reply: list[Any], now: float) -> dict[str, float]:
+    """What buckets have left, of their fields and values (see limits.lua) in turn. `now` is this machine's
+    Unix time: good enough to be shown."""
+    left: dict[str, float] = {}
+    for field, kept in zip(reply[::2], reply[1::2], strict=True):
+        taken, at, limit, window = struct.unpack("<dddd", kept)
+        left[field.decode()] = limit - max(0.0, taken - max(0.0, now - at) * limit / window)
+    return left
