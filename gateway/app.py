@@ -146,6 +146,7 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         asyncio.create_task(watch.run(), name="health"),
         asyncio.create_task(watch_files(gateway), name="files"),
         asyncio.create_task(watch_lag(gateway.metrics.lag, gateway.clock), name="lag"),
+        asyncio.create_task(gateway.history.run(), name="history"),
     ]
     try:
         async with gateway.store.running():

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 from engines.fleet import Engine
 from gateway import placement
+from gateway.asked import explained
 from gateway.dialects import ENDPOINTS, Endpoint, make_facts
 from gateway.dialects.base import Request
 from gateway.dialects.body import Body
@@ -54,6 +55,7 @@ from gateway.telemetry.traces import traceparent
 from gateway.tokenizer import Counter, near
 from policies.decision import NO_EDITS, Contract, Decision, pinned
 from policies.facts import Facts
+from policies.policy import Policy
 from policies.signals import Memo
 from policies.signals.prompt import estimate
 
@@ -255,6 +257,11 @@ class Exchange:
         record.rule = decision.rule
         record.reason = "; ".join(decision.reasons)
         record.policy_hash = decision.policy_hash
+        if gateway.recent.left:
+            acting = snapshot.candidate if decision.policy_hash != snapshot.policy.hash else None
+            self._explain(snapshot.policy if acting is None else acting.policy, facts, memo)
+        else:
+            gateway.recent.add(record)
         if decision.trace and record.trace is not None:
             record.trace.sampled = True
         tracer = gateway.tracer
@@ -263,6 +270,17 @@ class Exchange:
         if decision.edits is not NO_EDITS:
             record.edits = self._endpoint.dialect.edit(request, decision.edits)
         return decision
+
+    def _explain(self, policy: Policy, facts: Facts, memo: Memo) -> None:
+        """For a console that is open: all signals, all rules. The request does not depend on it."""
+        gateway, record = self._gateway, self.record
+        try:
+            explanation = explained(policy, gateway.config.tiers, facts, dict(memo))
+        except Exception:
+            logger.exception("request %s cannot be explained", record.request_id)
+            gateway.recent.add(record)
+        else:
+            gateway.recent.explain(record, explanation, policy)
 
     def _beside(
         self, candidate: Candidate, facts: Facts, memo: Memo, live: Decision

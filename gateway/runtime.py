@@ -17,8 +17,10 @@ from gateway.limits.waiting import SlotLines, TierLines
 from gateway.relay.upstream import Limits, Pool, RequestHead
 from gateway.shadow import Candidate
 from gateway.telemetry.decisions import Decisions
+from gateway.telemetry.history import History
 from gateway.telemetry.logs import AccessLog
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.recent import Recent
 from gateway.telemetry.traces import Tracer
 from gateway.tokenizer import Counter
 from policies.logged import Fields
@@ -117,12 +119,15 @@ class Gateway:
     prompts: str = "estimated"
     stamps: Stamps = field(default_factory=dict)
     names: dict[str, str | None] = field(default_factory=dict)
+    recent: Recent = field(default_factory=Recent)
 
+    history: History = field(init=False)
     slots: SlotLines = field(init=False)
     tiers: TierLines = field(init=False)
 
     def __post_init__(self) -> None:
         self.names = model_names(self.config)
+        self.history = History(self.fleet, self.metrics, self.clock, self.wall)
         self.slots = SlotLines(self.store, self.config.limits.waiting)
         self.tiers = TierLines(self.fleet, self.config.limits.waiting)
 

@@ -44,6 +44,15 @@ class Counter(Collector):
             series = self._series[values] = Count()
         return series
 
+    def value(self, *values: str) -> float:
+        """What the series of these values counts; 0 where there is none."""
+        series = self._series.get(values)
+        return 0.0 if series is None else series.value
+
+    def items(self) -> Iterable[tuple[Labels, float]]:
+        """Each series' values and what it counts."""
+        return [(values, series.value) for values, series in self._series.items()]
+
     def collect(self) -> Iterable[Metric]:
         family = CounterMetricFamily(self._name, self._text, labels=self._labels)
         for values, series in list(self._series.items()):

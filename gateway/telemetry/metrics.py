@@ -304,6 +304,29 @@ class Metrics:
             self._first.labels(tier),
         )
 
+    # what the console shows
+
+    def tier_totals(self) -> dict[str, tuple[float, float]]:
+        """Requests that ended and their completion tokens, by tier."""
+        requests = _sums((tier, count) for (_, tier, _, _), count in self._requests.items())
+        return {tier: (count, self._tokens.value(tier, "completion")) for tier, count in requests.items()}
+
+    def rule_totals(self) -> dict[str, tuple[float, float]]:
+        """Requests that ended, and how many of them were degraded, by rule; `none`: nothing decided."""
+        requests = _sums((rule, count) for (_, _, rule, _), count in self._requests.items())
+        return {rule: (count, self._degraded.value(rule)) for rule, count in requests.items()}
+
+    def tenant_totals(self) -> dict[str, tuple[float, float]]:
+        """Requests that ended, and their prompt and completion tokens, by tenant."""
+        requests = _sums((tenant, count) for (tenant, _, _), count in self._tenant_requests.items())
+        counted = self._tenant_tokens.items()
+        tokens = _sums((tenant, count) for (tenant, _, kind), count in counted if kind != "cached")
+        return {tenant: (count, tokens.get(tenant, 0.0)) for tenant, count in requests.items()}
+
+    def first_tokens(self, tier: str) -> list[int]:
+        """How many streams began within each bound of FIRST_TOKEN, and beyond the last."""
+        return list(self._first.labels(tier).counts)
+
     def overhead(self, seconds: float) -> None:
         self._overhead.observe(seconds)
 
@@ -362,3 +385,10 @@ class Metrics:
         """
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+
+def _sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for name, count in pairs:
+        sums[name] = sums.get(name, 0.0) + count
+    return sums
