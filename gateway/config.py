@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engines.address import Address
+from engines.parity import Aspect
 from engines.spec import EngineSpec, Kind, Timeouts
 from policies import units
 from policies.document import Diagnostic, Document, ProblemsError, convert, load, unknown
@@ -161,6 +162,10 @@ class LogsPart(Part, frozen=True):
     access: bool = True
 
 
+class ParityPart(Part, frozen=True):
+    allow: tuple[Aspect, ...] = ()
+
+
 class DecisionLogPart(Part, frozen=True):
     path: str
     size: Bytes = Bytes(64 << 20)
@@ -205,6 +210,7 @@ class File(Part, frozen=True):
     health: Health = Health()
     retries: Retries = Retries()
     bounds: Bounds = Bounds()
+    parity: ParityPart = ParityPart()
     shutdown_grace: Seconds = Seconds(120)
 
 
@@ -229,6 +235,7 @@ class Config(msgspec.Struct, frozen=True):
     health: Health
     retries: Retries
     bounds: Bounds
+    parity: ParityPart
     tokenizer: str
     shutdown_grace: float
     hash: str
@@ -276,6 +283,7 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
         health=file.health,
         retries=file.retries,
         bounds=file.bounds,
+        parity=file.parity,
         tokenizer=_tokenizer(document, file.tokenizer, folder),
         shutdown_grace=file.shutdown_grace,
         hash=hashlib.sha256(text.encode("utf-8")).hexdigest()[:12],

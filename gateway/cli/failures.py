@@ -11,6 +11,7 @@ import click
 
 from engines.launch import StartError
 from engines.making import MakingError
+from engines.parity import ParityError
 from engines.plan import PlanError
 from policies.document import ProblemsError
 
@@ -40,7 +41,7 @@ def told(interrupted: str = "stopped") -> Iterator[None]:
         sys.exit(1)
     except StartError as error:
         raise Failure(describe_start(error)) from None
-    except (PlanError, MakingError) as error:
+    except (PlanError, MakingError, ParityError) as error:
         raise Failure(str(error)) from None
     except KeyboardInterrupt:
         click.echo(interrupted, err=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines import catalog, choice, demo, environments, hardware, home, hub, plan
+from engines import catalog, choice, demo, environments, hardware, home, hub, parity, plan
 from engines.address import Address
 from engines.hardware import Machine
 from engines.plan import Plan
@@ -49,7 +49,8 @@ def first_config(path: Path, machine: Machine, listen: HostPort | None) -> tuple
 
 
 def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
-    """Check, install, fetch, plan. Raises Failure, PlanError, MakingError, ProblemsError, OSError."""
+    """Check, install, fetch, plan. Raises Failure, ParityError, PlanError, MakingError, ProblemsError,
+    OSError."""
     machine = hardware.look()
     address = override(config, listen)
     check(config, listen=address)
@@ -60,6 +61,8 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     pythons = {kind: environment(kind, view) for kind in sorted(set(kinds.values()))}
     engines = {p.spec.name: pythons[kinds[p.spec.name]] for p in draft.placements}
     folders = {p.spec.name: model_folder(p.spec, engines[p.spec.name], view) for p in draft.placements}
+    for difference in parity.check(config.engines, folders, config.parity.allow):
+        view.say(f"  note: allowed by `parity`: {difference}", style="yellow")
     placed = plan.plan(
         config.engines, machine, lambda spec: plan.facts_of(spec.model or "", folders[spec.name])
     )

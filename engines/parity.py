@@ -1,0 +1,273 @@
+"""Whether two engines can stand in for each other: what of their models and flags must be the same.
+
+A conversation may move between the engines of a deployment at any request, so whatever turns messages into
+tokens and tokens into replies must agree; only the precision may differ. Read from the folders that the
+engines will open, before any is started. What a file leaves out counts as its neutral value (null, false, an
+empty list): tools that quantise write the same file with more or fewer such keys.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from engines import flags
+from engines.spec import EngineSpec
+
+Aspect = Literal[
+    "model", "tokenizer", "chat_template", "special_tokens", "eos", "max_length", "tool_parser", "sampling"
+]
+ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
+SHOWN = 3
+"""Differences of one aspect that are shown; of the others, how many there are."""
+WIDTH = 60
+_VOCABULARIES = ("tokenizer.model", "spiece.model", "tekken.json", "vocab.json", "vocab.txt", "merges.txt")
+_SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+_SPECIAL = ("bos_token", "eos_token", "unk_token")
+_ADDED = ("add_bos_token", "add_eos_token", "add_prefix_space")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+_NOT_TOKENS = ("truncation", "padding", "version")
+_TOOLS = (
+    "--tool-call-parser",
+    "--enable-auto-tool-choice",
+    "--tool-parser-plugin",
+    "--reasoning-parser",
+    "--chat-template-content-format",
+    "--default-chat-template-kwargs",
+)
+
+Traits = Mapping[Aspect, Mapping[str, Any] | None]
+"""What an engine is by aspect: a name that says where it stands -> its value, any JSON. None: nobody
+knows before it runs."""
+
+
+class ParityError(Exception):
+    """A file that cannot be read, or engines that differ; the message says in what, and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One aspect in which two engines differ; `details` are lines that show where."""
+
+    aspect: Aspect
+    one: str
+    other: str
+    details: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [f"{self.aspect}: {self.one} and {self.other} differ", *(f"    {line}" for line in self.details)]
+        )
+
+
+def check(
+    specs: Sequence[EngineSpec], folders: Mapping[str, Path], allowed: Collection[str] = ()
+) -> tuple[Difference, ...]:
+    """Compare every engine with the first. Returns the differences that are allowed.
+
+    Raises ParityError for the others, and for files that cannot be read.
+    """
+    here = [spec for spec in specs if spec.name in folders and folders[spec.name].is_dir()]
+    if len(here) < 2:
+        return ()
+    first = traits(here[0], folders[here[0].name])
+    found = [
+        difference
+        for spec in here[1:]
+        for difference in differences(here[0].name, first, spec.name, traits(spec, folders[spec.name]))
+    ]
+    refused = [difference for difference in found if difference.aspect not in allowed]
+    if refused:
+        raise ParityError(explain(refused))
+    return tuple(found)
+
+
+def explain(refused: Sequence[Difference]) -> str:
+    names = ", ".join(dict.fromkeys(difference.aspect for difference in refused))
+    shown = "\n".join(f"  {line}" for difference in refused for line in str(difference).splitlines())
+    return (
+        f"these engines cannot stand in for each other:\n{shown}\n"
+        "Take checkpoints of one model with the same files and flags. Where the difference is meant to be, "
+        f"write into the configuration: parity: {{allow: [{names}]}}"
+    )
+
+
+def differences(one: str, left: Traits, other: str, right: Traits) -> Iterator[Difference]:
+    """The aspects in which they differ, in the order of `ASPECTS`."""
+    for aspect in ASPECTS:
+        here, there = left.get(aspect), right.get(aspect)
+        lines = [] if here is None or there is None else list(_differing(here, there, ""))
+        if lines:
+            more = [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
+            yield Difference(aspect, one, other, (*lines[:SHOWN], *more))
+
+
+def traits(spec: EngineSpec, folder: Path) -> Traits:
+    """What an engine will be. Raises ParityError."""
+    args = spec.args
+    config = _object(folder / "config.json")
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    source = folder
+    named = flags.option(args, "--tokenizer")
+    if named is not None and Path(named).is_absolute():
+        source = Path(named)
+    tokens = _object(source / "tokenizer_config.json")
+    generation = {} if _plain(args) else _object(folder / "generation_config.json")
+    overrides = _overrides(spec)
+    # A tokenizer of the hub is opened by the engine alone: its name is all there is to compare.
+    known = named is None or source != folder
+    return {
+        "model": {f"config.json: {key}": text.get(key) for key in _SHAPE},
+        "tokenizer": _tokenizer(source) if known else {"--tokenizer": named},
+        "chat_template": {"template": _template(args, source, tokens)} if known else None,
+        "special_tokens": _special(source, tokens) if known else None,
+        "eos": {"eos_token_id": _ids(config, text, generation)},
+        "max_length": _length(args, text),
+        "tool_parser": {name: _flag(args, name) for name in _TOOLS},
+        "sampling": {key: {**generation, **overrides}.get(key) for key in _SAMPLING},
+    }
+
+
+def _plain(args: Sequence[str]) -> bool:
+    """Whether vLLM's own defaults are asked for, instead of generation_config.json's."""
+    return flags.option(args, "--generation-config") == "vllm"
+
+
+def _overrides(spec: EngineSpec) -> dict[str, Any]:
+    given = flags.option(spec.args, "--override-generation-config")
+    try:
+        found = json.loads(given or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ParityError(f"engine `{spec.name}`: --override-generation-config must be a JSON object")
+    return found
+
+
+def _tokenizer(folder: Path) -> dict[str, Any]:
+    path = folder / "tokenizer.json"
+    if path.is_file():
+        found = _object(path)
+        model = dict(found.get("model") or {})
+        # The library has written merges both ways: "a b", and since 0.20 ["a", "b"].
+        model["merges"] = [" ".join(m) if isinstance(m, list) else m for m in model.get("merges") or []]
+        whole = {**{k: v for k, v in found.items() if k not in _NOT_TOKENS}, "model": model}
+        return {"tokenizer.json": whole}
+    return {
+        name: hashlib.sha256(_bytes(folder / name)).hexdigest()
+        for name in _VOCABULARIES
+        if (folder / name).is_file()
+    }
+
+
+def _template(args: Sequence[str], folder: Path, tokens: Mapping[str, Any]) -> Any:
+    """The chat template, as vLLM and transformers look for it. One newline at its end says nothing."""
+    given = flags.option(args, "--chat-template")
+    if given is not None:
+        path = Path(given)
+        try:
+            text = path.read_text("utf-8") if path.is_file() else given
+        except (OSError, UnicodeDecodeError) as error:
+            raise ParityError(f"{path} cannot be read: {error}") from None
+        return text.removesuffix("\n")
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        return _bytes(path).decode("utf-8", "replace").removesuffix("\n")
+    found = _object(folder / "chat_template.json").get("chat_template", tokens.get("chat_template"))
+    if isinstance(found, list):  # several, by name
+        return {str(entry.get("name")): entry.get("template") for entry in found if isinstance(entry, dict)}
+    return found.removesuffix("\n") if isinstance(found, str) else found
+
+
+def _special(folder: Path, tokens: Mapping[str, Any]) -> dict[str, Any]:
+    fallback = _object(folder / "special_tokens_map.json")
+    found = {name: _content(tokens.get(name, fallback.get(name))) for name in _SPECIAL}
+    return {**found, **{name: tokens.get(name) for name in _ADDED}}
+
+
+def _content(token: Any) -> Any:
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _ids(*configs: Mapping[str, Any]) -> list[int]:
+    """Token ids that end a reply: the engine ends it at any of them."""
+    found: set[int] = set()
+    for config in configs:
+        ids = config.get("eos_token_id")
+        found |= {each for each in (ids if isinstance(ids, list) else [ids]) if isinstance(each, int)}
+    return sorted(found)
+
+
+def _length(args: Sequence[str], text: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Tokens of the longest request; None where the engine chooses by the memory that it finds."""
+    if flags.has_option(args, "--max-model-len"):
+        given = flags.number(args, "--max-model-len")
+        return None if given is None else {"tokens": given}
+    return {"tokens": text.get("max_position_embeddings")}
+
+
+def _flag(args: Sequence[str], name: str) -> Any:
+    if name == "--enable-auto-tool-choice":
+        return flags.has_option(args, name)
+    return flags.option(args, name)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """A JSON file of a model folder; empty where there is none. Raises ParityError."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise ParityError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ParityError(f"{path} must hold an object")
+    return found
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ParityError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _differing(left: Any, right: Any, at: str) -> Iterator[str]:
+    """A line for each place where two JSON values differ."""
+    if left == right or (_neutral(left) and _neutral(right)):
+        return
+    if isinstance(left, Mapping) and isinstance(right, Mapping):
+        for key in dict.fromkeys((*left, *right)):
+            yield from _differing(left.get(key), right.get(key), f"{at}.{key}" if at else str(key))
+    elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
+        for index, (one, other) in enumerate(zip(left, right, strict=True)):
+            yield from _differing(one, other, f"{at}[{index}]")
+    elif isinstance(left, list) and isinstance(right, list) and max(len(left), len(right)) > SHOWN:
+        yield f"{at}: {len(left):,} entries | {len(right):,} entries"
+    elif isinstance(left, str) and isinstance(right, str) and max(len(left), len(right)) > WIDTH:
+        start = max(0, next(_unlike(left, right)) - WIDTH // 3)
+        yield f"{at}, from character {start:,}: {_short(left[start:])} | {_short(right[start:])}"
+    else:
+        yield f"{at}: {_short(left)} | {_short(right)}"
+
+
+def _neutral(value: Any) -> bool:
+    return value is None or value is False or (isinstance(value, str | list | Mapping) and not value)
+
+
+def _unlike(left: str, right: str) -> Iterator[int]:
+    """Where two texts begin to differ."""
+    yield from (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
+    yield min(len(left), len(right))
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "none"
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= WIDTH else f"{text[:WIDTH]}…"
