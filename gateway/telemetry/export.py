@@ -23,10 +23,10 @@ logger = logging.getLogger("dualgauge.traces")
 
 MAX_QUEUE = 2048
 # Encoding a batch holds up the event loop: few at a time, unless there are so many that round trips count.
-BATCH = 32
+BATCH = 64
 LARGE_BATCH = 256
 MANY = 512
-EVERY_SECONDS = 1.0
+EVERY_SECONDS = 2.0
 EXPORT_SECONDS = 2.0
 # So that waiting for the thread and closing the exporter take two seconds together.
 END_SECONDS = 1.8

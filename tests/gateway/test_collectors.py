@@ -1,5 +1,7 @@
 """Spans on their way to a collector: both protocols, and every way in which one fails."""
 
+import importlib.util
+import json
 import logging
 import random
 import threading
@@ -13,13 +15,14 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from gateway.config import speaks_grpc
+from gateway.config import parse, speaks_grpc
 from gateway.telemetry.export import MAX_QUEUE, Sender, otlp_exporter, shown
 from gateway.telemetry.traces import Tracer
+from policies.document import ProblemsError
 from tests.support.client import ask, until
 from tests.support.collector import Received, over_grpc, over_http
 from tests.support.engine import FakeEngine, engines, hang, reply
-from tests.support.serving import serving
+from tests.support.serving import deployment, serving
 from tests.support.shapes import CHAT
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -187,3 +190,12 @@ def test_what_comes_after_the_end_is_dropped() -> None:
     tracer.close()
     tracer.sender.put([ReadableSpan("x")])
     assert (exporter.taken, tracer.sender.dropped) == (0, 1)
+
+
+def test_grpc_without_its_package_is_told_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    text = json.dumps(deployment({"fast": "http://127.0.0.1:9"}, telemetry={"otlp": "grpc://127.0.0.1:4317"}))
+    with pytest.raises(ProblemsError, match=r"pip install 'dualgauge\[grpc\]'"):
+        parse(text, tmp_path / "dualgauge.yaml", {})
