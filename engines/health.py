@@ -1,12 +1,15 @@
 """Watches engines: one probe every few seconds, each engine by itself; figures from its metrics.
 
-Fails towards "not ready": an engine that cannot be asked takes no request. The way to ask is passed in, so
-that engines can be reached over TCP, TLS, a unix socket or a test's own seam.
+A probe asks `/health`, and does not believe a good answer: an engine that has requests and makes no tokens is
+suspect, one that sleeps is asleep, one that failed requests in a row has to prove itself by one. Fails
+towards "not ready": an engine that cannot be asked takes no request. The way to ask is passed in, so that
+engines can be reached over TCP, TLS, a unix socket or a test's own seam.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import Awaitable, Callable
@@ -28,7 +31,11 @@ class Names(NamedTuple):
     running: str
     waiting: str
     kv: tuple[str, ...]
+    counters: tuple[str, ...]
     preemptions: str = ""
+    finished: str = ""
+    prefill_seconds: str = ""
+    prefilled: str = ""
 
 
 NAMES = {
@@ -36,12 +43,18 @@ NAMES = {
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
         ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),  # the latter until 0.10
+        ("vllm:generation_tokens_total", "vllm:prompt_tokens_total"),
         "vllm:num_preemptions_total",
+        "vllm:request_success_total",
+        "vllm:request_prefill_time_seconds_sum",
+        "vllm:request_prefill_kv_computed_tokens_sum",
     ),
     "llama.cpp": Names(
         "llamacpp:requests_processing",
         "llamacpp:requests_deferred",
         ("llamacpp:kv_cache_usage_ratio",),  # until mid 2025
+        # The tokens are counted when a request ends, calls of llama_decode at once.
+        ("llamacpp:tokens_predicted_total", "llamacpp:prompt_tokens_total", "llamacpp:n_decode_total"),
     ),
 }
 # One series a state, 1 for the one that holds; there where vLLM may sleep.
@@ -53,23 +66,36 @@ Fetch = Callable[[EngineSpec, str, float], Awaitable[tuple[int, bytes]]]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Seconds between probes, and how many in a row turn an engine down or up."""
+    """Seconds between probes, and how many in a row turn an engine down or up; seconds without a new token
+    after which one with requests is suspect."""
 
     every: float = 2.0
     down_after: int = 3
     up_after: int = 1
+    stalled_after: float = 30.0
 
 
 class Figures(NamedTuple):
     """What an engine tells of itself: requests, the used share of its KV cache (0..1), how many it has
-    preempted since its start; None for what it does not tell."""
+    preempted since its start; None for what it does not tell. `pulse` is what changes while it works:
+    counters of tokens, and the KV cache, which fills while a long prompt is computed; empty where it has no
+    such counter. Since its start, `finished` requests, and of their prompts `prefilled` tokens computed in
+    `prefill_seconds`."""
 
     software: str
     running: int
     waiting: int
     kv: float | None
-    preemptions: int | None
-    asleep: bool
+    preemptions: int | None = None
+    asleep: bool = False
+    pulse: tuple[float, ...] = ()
+    finished: float | None = None
+    prefill_seconds: float | None = None
+    prefilled: float | None = None
+
+    @property
+    def requests(self) -> int:
+        return self.running + self.waiting
 
 
 def read_figures(text: bytes) -> Figures | None:
@@ -93,40 +119,60 @@ def read_figures(text: bytes) -> Figures | None:
     for software, names in NAMES.items():
         if names.running in found:
             kv = next((max(found[name]) for name in names.kv if name in found), None)
-            preempted = found.get(names.preemptions)
+            totals = {name: sum(values) for name, values in found.items()}
+            counted = [totals[name] for name in names.counters if name in totals]
+            preempted = totals.get(names.preemptions)
             return Figures(
                 software,
-                int(sum(found[names.running])),
-                int(sum(found.get(names.waiting, ()))),
+                int(totals[names.running]),
+                int(totals.get(names.waiting, 0)),
                 kv,
-                None if preempted is None else int(sum(preempted)),
+                None if preempted is None else int(preempted),
                 bool(awake) and not any(awake),
+                (*counted, kv or 0.0) if counted else (),
+                totals.get(names.finished),
+                totals.get(names.prefill_seconds),
+                totals.get(names.prefilled),
             )
     return None
 
 
 class Watch:
-    """The probes of one fleet; `run` ends when it is cancelled, and leaves no task behind."""
+    """The probes of one fleet; `run` ends when it is cancelled, and leaves no task behind. An engine that a
+    request could not reach is asked at once, not after the interval."""
 
     def __init__(self, fleet: Fleet, fetch: Fetch, schedule: Schedule, clock: Callable[[], float]) -> None:
         self._fleet = fleet
         self._fetch = fetch
         self._schedule = schedule
         self._clock = clock
+        self._soon = {engine: asyncio.Event() for engine in fleet.engines}
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for engine in self._fleet.engines:
-                group.create_task(self._watch(engine), name=f"watch {engine.spec.name}")
+        hurry = self._hurry
+        self._fleet.doubters.append(hurry)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for engine in self._fleet.engines:
+                    group.create_task(self._watch(engine), name=f"watch {engine.spec.name}")
+        finally:
+            self._fleet.doubters.remove(hurry)
+
+    def _hurry(self, engine: Engine) -> None:
+        self._soon[engine].set()
 
     async def _watch(self, engine: Engine) -> None:
+        soon = self._soon[engine]
         while True:
             try:
                 await self.probe(engine)
             except Exception:
                 # What one engine answers must not end the watch of the others.
                 logger.exception("the probe of engine %s failed", engine.spec.name)
-            await asyncio.sleep(self._schedule.every)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._schedule.every):
+                    await soon.wait()
+            soon.clear()
 
     async def probe(self, engine: Engine) -> None:
         """Ask once, and move the engine's state."""
@@ -145,13 +191,26 @@ class Watch:
             logger.info("engine %s: %s -> %s (%s)", engine.spec.name, before, engine.state, engine.reason)
 
     def _good(self, engine: Engine, *, asleep: bool) -> None:
+        fleet = self._fleet
         engine.failures = 0
         engine.successes += 1
+        still = engine.progress.still_for(self._clock())
         if asleep:
             # Its /health is good all the same, and a request would hang until somebody wakes it.
-            self._fleet.set_state(engine, "asleep", "it sleeps until it is woken (POST /wake_up)")
+            fleet.set_state(engine, "asleep", "it sleeps until it is woken (POST /wake_up)")
+            engine.progress.forget()
+        elif still >= self._schedule.stalled_after:
+            # Its /health is good all the same, and requests hang.
+            held = max(engine.in_flight, engine.running + engine.waiting)
+            fleet.stalled(engine, f"no new token for {still:.0f} s with {held} requests")
+        elif engine.doubt == "faults" or (engine.doubt == "stalled" and not self._moves(engine)):
+            engine.breaker.probed()
         elif engine.state != "ready" and engine.successes >= self._schedule.up_after:
-            self._fleet.set_state(engine, "ready", "healthy")
+            fleet.set_state(engine, "ready", "healthy")
+
+    def _moves(self, engine: Engine) -> bool:
+        """Whether a counter has changed since the probe before: it lost its requests, or it lives."""
+        return engine.progress.moved_at is not None and engine.progress.moved_at == engine.sampled_at
 
     def _bad(self, engine: Engine, reason: str) -> None:
         engine.successes = 0
@@ -159,27 +218,37 @@ class Watch:
         if engine.state == "starting" or engine.failures < self._schedule.down_after:
             # One probe that fails is no reason to leave an engine that serves.
             if engine.state != "ready":
-                self._fleet.set_state(engine, engine.state, reason)
+                self._fleet.set_state(engine, engine.state, reason, engine.doubt)
             return
         _forget(engine)
+        engine.progress.forget()
         self._fleet.set_state(engine, "down", reason)
 
     async def _sample(self, engine: Engine) -> Figures | None:
+        in_flight = engine.in_flight
+        figures = None
         try:
             status, body = await self._fetch(engine.spec, "/metrics", PROBE_SECONDS)
-        except (OSError, TimeoutError):
-            status, body = 0, b""
-        figures = read_figures(body) if status == HEALTHY else None
+            figures = read_figures(body) if status == HEALTHY else None
+            if figures is None:
+                engine.progress.forget()
+        except TimeoutError:
+            # Some engines answer /health beside the thread that works, and /metrics in it.
+            engine.progress.silent(self._clock(), engine.in_flight)
+        except OSError:
+            engine.progress.forget()
         if figures is None:
             _forget(engine)
             return None
+        now = self._clock()
         engine.running, engine.waiting, engine.kv = figures.running, figures.waiting, figures.kv
         engine.software, engine.preemptions = figures.software, figures.preemptions
-        engine.sampled_at = self._clock()
+        engine.sampled_at, engine.sampled_in_flight = now, in_flight
+        engine.progress.told(figures, now)
         return figures
 
 
 def _forget(engine: Engine) -> None:
     """Old figures must not decide: an engine that was busy would stay so."""
-    engine.running = engine.waiting = 0
+    engine.running = engine.waiting = engine.sampled_in_flight = 0
     engine.kv = engine.sampled_at = None

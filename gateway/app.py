@@ -43,7 +43,7 @@ def build(config: Config, tracer: Tracer | None = None, access: AccessLog | None
     """A gateway that is ready to be run. Raises ProblemsError."""
     clock = time.monotonic
     rand = random.Random()  # noqa: S311 - ids and sampling, no secrets
-    fleet = Fleet(config.engines, config.tiers)
+    fleet = Fleet(config.engines, config.tiers, rand, config.health.down_after)
     store = _store(config, clock, rand)
     stamps: Stamps = {}
     snapshot, problem = read_snapshot(config, stamps=stamps)
@@ -133,9 +133,8 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         gateway.access.start()
     if gateway.decisions is not None:
         gateway.decisions.log.start()
-    schedule = Schedule(
-        gateway.config.health.every, gateway.config.health.down_after, gateway.config.health.up_after
-    )
+    health = gateway.config.health
+    schedule = Schedule(health.every, health.down_after, health.up_after, health.stalled_after)
     watch = Watch(
         gateway.fleet,
         lambda spec, path, seconds: fetch(gateway.upstreams[spec.name], path, seconds),

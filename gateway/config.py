@@ -506,6 +506,7 @@ class _Checks:
             ("health", "down_after"): file.health.down_after,
             ("health", "up_after"): file.health.up_after,
             ("health", "every"): file.health.every * 100,
+            ("health", "stalled_after"): file.health.stalled_after * 100,
             **{("bounds", name): getattr(file.bounds, name) for name in AT_LEAST_ONE},
             **{("bounds", name): getattr(file.bounds, name) + 1 for name in AT_LEAST_NONE},
             **{

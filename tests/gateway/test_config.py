@@ -57,6 +57,7 @@ INVALID = [
     (HEAD + "retries: {budget: 20}\n", "3:19: error: `20` is not a share: write 20% or 0.2"),
     (HEAD + "retries: {attempts: 0}\n", "3:21: error: must be larger"),
     (HEAD + "health: {every: 1ms}\n", "3:17: error: must be larger"),
+    (HEAD + "health: {stalled_after: 0s}\n", "3:25: error: must be larger"),
     (HEAD + "listen: localhost\n", "3:9: error: `localhost` is not an address: write 127.0.0.1:8080"),
     (HEAD + "listen: 127.0.0.1:99999\n", "3:9: error: `127.0.0.1:99999` is not an address"),
     (

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,13 @@ vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.25
 vllm:kv_cache_usage_perc{engine="1",model_name="a"} 0.125
 vllm:num_preemptions_total{engine="0",model_name="a"} 5.0
 vllm:num_preemptions_created{engine="0",model_name="a"} 1.7e9
+"""
+COUNTERS = b"""vllm:generation_tokens_total{engine="0",model_name="a"} %d.0
+vllm:prompt_tokens_total{engine="0",model_name="a"} 40.0
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="a"} %d.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="a"} 0.0
+vllm:request_prefill_time_seconds_sum{engine="0",model_name="a"} 1.5
+vllm:request_prefill_kv_computed_tokens_sum{engine="0",model_name="a"} 30.0
 """
 SLEEP = """vllm:num_requests_running 0
 vllm:engine_sleep_state{engine="0",model_name="a",sleep_state="awake"} %d
@@ -115,6 +123,14 @@ def test_a_suspect_engine_is_ready_again_after_a_good_probe_and_down_after_bad_o
     [
         (VLLM, Figures("vllm", 4, 2, 0.25, 5, False)),
         (
+            VLLM + COUNTERS % (90, 7),
+            Figures("vllm", 4, 2, 0.25, 5, False, (90.0, 40.0, 0.25), 7.0, 1.5, 30.0),
+        ),
+        (
+            b"llamacpp:requests_processing 2\nllamacpp:n_decode_total 9\nllamacpp:prompt_tokens_total 4\n",
+            Figures("llama.cpp", 2, 0, None, pulse=(4.0, 9.0, 0.0)),
+        ),
+        (
             b"llamacpp:requests_processing 2\nllamacpp:requests_deferred 1\n",
             Figures("llama.cpp", 2, 1, None, None, False),
         ),
@@ -170,6 +186,165 @@ def test_figures_are_forgotten_where_no_new_ones_come(metrics: bytes | int | Exc
     asyncio.run(watch.probe(engine))
     assert engine.state == "ready"
     assert (engine.running, engine.waiting, engine.kv, engine.sampled_at) == (0, 0, None, None)
+
+
+class Probed:
+    """One engine of several, with a clock of its own and figures that a test sets."""
+
+    def __init__(self, *, up_after: int = 1) -> None:
+        specs = [EngineSpec(name, "fast", "external", "http://h:1", "m", "awq") for name in ("e", "other")]
+        self.fleet = Fleet(specs, ["fast"])
+        self.engine, self.other = self.fleet.engines
+        self.fleet.set_state(self.other, "ready", "the test says so")
+        self.now = 0.0
+        self.answers = Answers(200)
+        self.watch = Watch(self.fleet, self.answers, Schedule(2, 3, up_after, 30), lambda: self.now)
+
+    def probe(
+        self, seconds: float, tokens: int | None, running: int = 1, waiting: int = 0, kv: float = 0.25
+    ) -> str:
+        """Figures after so many seconds; None: `/metrics` is waited for in vain."""
+        self.now += seconds
+        gauges = b"vllm:num_requests_running %d\nvllm:num_requests_waiting %d\n" % (running, waiting)
+        cache = b"vllm:kv_cache_usage_perc %f\n" % kv
+        self.answers.metrics = TimeoutError() if tokens is None else gauges + cache + COUNTERS % (tokens, 0)
+        asyncio.run(self.watch.probe(self.engine))
+        return self.engine.state
+
+
+def test_c31_an_engine_that_has_requests_and_makes_no_token_is_suspect() -> None:
+    some = Probed()
+    assert [some.probe(seconds, 5) for seconds in (0, 10, 10, 9)] == ["ready"] * 4
+    assert some.probe(2, 5) == "suspect"
+    assert some.engine.reason == "no new token for 31 s with 1 requests"
+    assert {some.fleet.pick("fast") for _ in range(20)} == {some.other}
+    assert [some.probe(60, 5) for _ in range(40)] == ["suspect"] * 40
+    assert some.fleet.pick("fast") is some.other
+
+
+def test_one_that_makes_tokens_again_is_ready_again() -> None:
+    some = Probed(up_after=2)
+    for seconds in (0, 2, 31):
+        some.probe(seconds, 5)
+    assert [some.probe(2, tokens) for tokens in (6, 7)] == ["suspect", "ready"]
+    assert some.probe(29, 7) == "ready"
+
+
+def test_one_that_lost_its_requests_is_tried_with_one() -> None:
+    some = Probed()
+    for seconds in (0, 31):
+        some.probe(seconds, 5)
+    assert some.fleet.pick("fast") is some.other
+    assert some.probe(2, 5, running=0) == "suspect"
+    assert some.fleet.pick("fast") is some.engine
+    some.engine.breaker.trial = "a request"
+    assert some.fleet.pick("fast") is some.other
+    some.fleet.succeeded(some.engine)
+    assert some.engine.state == "ready"
+
+
+def test_the_trial_of_one_that_still_hangs_ends_in_suspicion() -> None:
+    some = Probed()
+    for seconds in (0, 31):
+        some.probe(seconds, 5)
+    some.probe(2, 5, running=0)
+    some.probe(2, 5, running=1)
+    assert some.probe(31, 5, running=1) == "suspect"
+    some.fleet.faulted(some.engine, "timeout")
+    some.probe(2, 5, running=0)
+    assert some.fleet.pick("fast") is some.other
+    some.probe(2, 5, running=0)
+    assert some.fleet.pick("fast") is some.engine
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [{"running": 0}, {"tokens": 6}, {"kv": 0.26}, {"running": 0, "waiting": 0, "kv": 0.1}],
+    ids=str,
+)
+def test_what_is_no_stall(figures: dict[str, Any]) -> None:
+    """Nothing to do; tokens; a long prompt that is computed chunk by chunk."""
+    some = Probed()
+    some.probe(0, 5)
+    some.probe(20, **{"tokens": 5, **figures})
+    assert some.probe(20, **{"tokens": 5, **figures}) == "ready"
+
+
+def test_a_queue_that_nothing_leaves_is_a_stall() -> None:
+    some = Probed()
+    some.probe(0, 5, running=0, waiting=3)
+    assert some.probe(31, 5, running=0, waiting=3) == "suspect"
+
+
+def test_figures_that_are_waited_for_in_vain_are_no_progress() -> None:
+    some = Probed()
+    some.probe(0, 5)
+    some.engine.in_flight = 2
+    assert some.probe(20, None) == "ready"
+    assert some.probe(20, None) == "suspect"
+    assert some.engine.reason == "no new token for 40 s with 2 requests"
+
+
+def test_an_idle_engine_may_be_slow_to_tell_its_figures() -> None:
+    some = Probed()
+    some.probe(0, 5)
+    assert [some.probe(20, None) for _ in range(4)] == ["ready"] * 4
+
+
+def test_an_engine_without_counters_is_never_called_stalled() -> None:
+    some = Probed()
+    for _ in range(5):
+        some.now += 60
+        asyncio.run(some.watch.probe(some.engine))
+    assert (some.engine.state, some.engine.running) == ("ready", 4)
+
+
+def test_what_failed_requests_needs_good_probes_before_it_is_tried() -> None:
+    some = Probed()
+    some.probe(0, 5)
+    for _ in range(3):
+        some.fleet.faulted(some.engine, "500")
+    assert {some.fleet.pick("fast") for _ in range(20)} == {some.other}
+    assert some.probe(2, 6) == "suspect"
+    assert some.fleet.pick("fast") is some.engine
+
+
+def test_an_engine_that_went_down_comes_back_without_a_trial() -> None:
+    some = Probed()
+    some.probe(0, 5)
+    for _ in range(3):
+        some.fleet.faulted(some.engine, "500")
+    some.answers.health = [503]
+    assert [some.probe(2, 5) for _ in range(3)] == ["suspect", "suspect", "down"]
+    some.answers.health = [200]
+    assert some.probe(2, 0) == "ready"
+    assert not some.engine.breaker.open
+
+
+def test_rates_are_read_from_the_counters() -> None:
+    some = Probed()
+    told = b"vllm:num_requests_running 1\nvllm:request_success_total %d\n"
+    told += b"vllm:request_prefill_time_seconds_sum %f\nvllm:request_prefill_kv_computed_tokens_sum %d\n"
+    for figures in ((0, 0.0, 0), (4, 1.0, 1000), (4, 1.0, 1000), (2, 0.5, 100)):
+        some.answers.metrics = told % figures
+        asyncio.run(some.watch.probe(some.engine))
+        some.now += 2
+    progress = some.engine.progress
+    assert progress.finishing.value == pytest.approx(1.0, rel=0.05)  # 4 in 4 s; then it began anew
+    assert progress.prefill.value == pytest.approx(0.001)
+
+
+async def test_an_engine_that_could_not_be_reached_is_asked_at_once() -> None:
+    some = fleet()
+    watch = Watch(some, Answers(200), Schedule(3600), lambda: 7.0)
+    task = asyncio.create_task(watch.run())
+    await until(lambda: some.engines[0].ready)
+    some.failed(some.engines[0], "a moment's trouble")
+    assert some.engines[0].state == "suspect"
+    await until(lambda: some.engines[0].ready)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert not some.doubters
 
 
 async def test_a_probe_that_fails_in_its_own_way_does_not_end_the_watch(
