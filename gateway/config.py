@@ -258,6 +258,8 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
         message = "belongs into the policy's file, where a reload is enough to change it"
         raise ProblemsError(document.problem((key,), f"`{key}` {message}", key=True) for key in misplaced)
     file: File = convert(document, File, dec_hook=_decode)
+    if file.telemetry.otlp == "":  # of a variable that is set to nothing
+        file = msgspec.structs.replace(file, telemetry=msgspec.structs.replace(file.telemetry, otlp=None))
     problems = list(_Checks(document, file).run())
     if any(p.severity == "error" for p in problems):
         raise ProblemsError(problems)

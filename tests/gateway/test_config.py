@@ -214,6 +214,12 @@ def test_the_environment_is_expanded_in_values() -> None:
     assert config.listen.port == 9000
 
 
+def test_a_collector_of_an_empty_variable_is_none() -> None:
+    text = HEAD + "telemetry: {otlp: '${OTLP}'}\n"
+    assert read(text, OTLP="").telemetry.otlp is None
+    assert read(text, OTLP="http://h:4318").telemetry.otlp == "http://h:4318"
+
+
 def test_an_expanded_value_cannot_become_structure() -> None:
     assert read(HEAD + "admin_token: ${T}\n", T="a\nworkers: 5").workers == 1
 
