@@ -19,6 +19,8 @@ from engines.spec import EngineSpec
 State = Literal["starting", "ready", "suspect", "asleep", "down"]
 Doubt = Literal["", "unreachable", "stalled", "faults"]
 
+FAULTS = 3
+"""So many requests in a row an engine may fail: one may be at fault itself, in each of its attempts."""
 QUEUED = 4
 """A queued request weighs as much as so many that run: vLLM's own weights between data-parallel engines. A
 full KV cache weighs like one queued request, since that is what the next one becomes."""
@@ -111,15 +113,14 @@ class Engine:
 
 
 class Fleet:
-    """All engines by tier; `tiers` go from the least to the most precise. `faults` is how many requests in a
-    row an engine may fail. `several` are the tiers in which there is something to choose."""
+    """All engines by tier; `tiers` go from the least to the most precise. `several` are the tiers in which there
+    is something to choose."""
 
     def __init__(
         self,
         specs: Sequence[EngineSpec],
         tiers: Sequence[str],
         rand: random.Random | None = None,
-        faults: int = 3,
     ) -> None:
         self.engines = tuple(Engine(spec) for spec in specs)
         self.by_name: Mapping[str, Engine] = {e.spec.name: e for e in self.engines}
@@ -129,7 +130,6 @@ class Fleet:
         self.several = frozenset(tier for tier, engines in self.tiers.items() if len(engines) > 1)
         self._order = tuple(tiers)
         self._rand = rand or random.Random()  # noqa: S311 - spreads load, no secret
-        self._faults = faults
         # Told of each change of an engine's state, at once.
         self.watchers: list[Callable[[Engine], None]] = []
         # Told of an engine that could not be reached: a probe soon tells a moment's trouble from an outage.
@@ -229,9 +229,9 @@ class Fleet:
         elif engine.state == "ready":
             breaker.faults += 1
             others = any(e.ready for e in self.tiers[engine.spec.tier] if e is not engine)
-            if breaker.faults >= self._faults and others:
+            if breaker.faults >= FAULTS and others:
                 breaker.trip()
-                text = f"{self._faults} requests failed in a row: {reason}"
+                text = f"{FAULTS} requests failed in a row: {reason}"
                 self.set_state(engine, "suspect", text, "faults")
 
     def succeeded(self, engine: Engine) -> None:

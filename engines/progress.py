@@ -88,6 +88,10 @@ class Progress:
         """Seconds."""
         return 0.0 if self.still_since is None else now - self.still_since
 
+    def moved_since(self, then: float | None) -> bool:
+        """Whether the engine was seen to work after that: a request that it kept waiting was a long one."""
+        return self.moved_at is not None and then is not None and self.moved_at > then
+
     def _rates(self, last: Told, figures: Told, seconds: float) -> None:
         done = _growth(last.finished, figures.finished)
         if done is not None and (done or last.requests):

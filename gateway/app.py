@@ -43,7 +43,7 @@ def build(config: Config, tracer: Tracer | None = None, access: AccessLog | None
     """A gateway that is ready to be run. Raises ProblemsError."""
     clock = time.monotonic
     rand = random.Random()  # noqa: S311 - ids and sampling, no secrets
-    fleet = Fleet(config.engines, config.tiers, rand, config.health.down_after)
+    fleet = Fleet(config.engines, config.tiers, rand)
     store = _store(config, clock, rand)
     stamps: Stamps = {}
     snapshot, problem = read_snapshot(config, stamps=stamps)

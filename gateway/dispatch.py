@@ -12,6 +12,7 @@ from engines.fleet import Engine
 from gateway import placement
 from gateway.errors import EngineBroke, EngineTimeout, GatewayError, NothingReady
 from gateway.identity import Tenant
+from gateway.placement import Past
 from gateway.relay import replies
 from gateway.relay.upstream import (
     ConnectFailed,
@@ -34,13 +35,26 @@ class Dispatch:
     """One request's search. While it holds a connection, `engine` and `connection` are set; whoever made it
     calls `release` at the end, whatever happens."""
 
-    __slots__ = ("_build", "_gateway", "_pool", "_read_at", "_record", "because", "connection", "engine")
+    __slots__ = (
+        "_build",
+        "_gateway",
+        "_past",
+        "_pool",
+        "_read_at",
+        "_record",
+        "because",
+        "connection",
+        "engine",
+    )
 
-    def __init__(self, gateway: Gateway, record: Record, build: Build, read_at: float) -> None:
+    def __init__(
+        self, gateway: Gateway, record: Record, build: Build, read_at: float, past: Past | None = None
+    ) -> None:
         self._gateway = gateway
         self._record = record
         self._build = build
         self._read_at = read_at
+        self._past = past
         self._pool: Pool | None = None
         self.because = ""
         self.engine: Engine | None = None
@@ -56,7 +70,7 @@ class Dispatch:
         gateway.budget.request()
         last: GatewayError | None = None
         tried: list[Engine] = []
-        for step in placement.steps(decision, fleet, tenant):
+        for step in placement.steps(decision, fleet, tenant, self._past):
             if step.wait:
                 started = gateway.clock()
                 await gateway.tiers.wait(step.tier, tenant.name, step.wait)
@@ -64,7 +78,7 @@ class Dispatch:
                 record.queue_seconds += ended - started
                 record.waits += (Wait(step.tier, started, ended),)
                 tried.clear()
-            while (engine := fleet.pick(step.tier, tried)) is not None:
+            while (engine := self._pick(step.tier, tried)) is not None:
                 try:
                     connection = await self.ask(engine)
                 except ConnectFailed as exc:
@@ -76,12 +90,10 @@ class Dispatch:
                     continue
                 except LostEarly as exc:
                     if not self._may_retry():
-                        if fleet.pick(step.tier, [engine]) is not None:
-                            # It may be the request's fault: the last engine of a tier stays.
-                            fleet.failed(engine, str(exc))
                         raise EngineBroke(f"engine {engine.spec.name} broke off: {exc}") from exc
+                    fleet.faulted(engine, f"it broke off: {exc}")
                     record.retries += (Retry(engine.spec.name, gateway.clock(), f"broke off: {exc}"),)
-                    if fleet.pick(step.tier, [*tried, engine]) is not None:
+                    if self._pick(step.tier, [*tried, engine]) is not None:
                         tried.append(engine)
                     continue
                 if connection.status in replies.OVERLOADED:
@@ -94,7 +106,11 @@ class Dispatch:
                     continue
                 self.because = step.because
                 return engine, connection
-        raise placement.nowhere(decision, fleet, tenant, last)
+        raise placement.nowhere(decision, fleet, tenant, last, self._past)
+
+    def _pick(self, tier: str, tried: list[Engine]) -> Engine | None:
+        past, fleet = self._past, self._gateway.fleet
+        return fleet.pick(tier, tried) if past is None else past.pick(fleet, tier, tried)
 
     def _may_retry(self) -> bool:
         gateway = self._gateway
@@ -113,6 +129,8 @@ class Dispatch:
         record.target = engine
         record.attempts += 1
         engine.in_flight += 1
+        if engine.state != "ready":
+            engine.breaker.trial = self
         self.engine = engine
         self._pool = upstream.pool
         try:
@@ -162,6 +180,8 @@ class Dispatch:
             pool.release(connection)
         self.connection = None
         engine.in_flight -= 1
+        if engine.breaker.trial is self:
+            engine.breaker.trial = None
         self.engine = None
 
 

@@ -41,6 +41,8 @@ from gateway.errors import (
 )
 from gateway.identity import Tenant, presented_key
 from gateway.limits import NO_PLAN, Ask, Lease, claim
+from gateway.placement import Past
+from gateway.relay import replies
 from gateway.relay.client import Client, Head
 from gateway.relay.forward import Beat, Forward
 from gateway.relay.sse import Tap, Usage
@@ -87,8 +89,10 @@ class Exchange:
         "_decided",
         "_dispatch",
         "_endpoint",
+        "_facts",
         "_forward",
         "_gateway",
+        "_holder",
         "_id_line",
         "_lease",
         "_prompt",
@@ -112,6 +116,9 @@ class Exchange:
         self._request: Request | None = None
         # Where the conversation falls in an even spread: kept over replies that the engines hold.
         self._sample: float | None = None
+        # What keeps a conversation where it was: its facts, or the engine that has its latest reply.
+        self._facts: Facts | None = None
+        self._holder: Engine | None = None
         self._lease: Lease | None = None
         self._decided: Decided | None = None
         self._dispatch: Dispatch | None = None
@@ -213,6 +220,7 @@ class Exchange:
             if found is not None and found[1] != self.record.tenant:
                 raise _no_such_reply(request.previous_response_id)
             if found is not None:
+                self._holder = self._gateway.fleet.by_name[found[0]]
                 self._sample = found[2]
 
     # measure and decide
@@ -251,6 +259,8 @@ class Exchange:
         if gateway.decisions is not None:
             self._decided = Decided(snapshot.fields, facts, memo, decision, other)
         self._sample = memo.get("sample")
+        if snapshot.policy.affinity is not None:
+            self._facts = facts
         record = self.record
         record.decision, record.decide_began = decision, before
         record.decide_seconds = gateway.clock() - before
@@ -357,10 +367,17 @@ class Exchange:
 
     async def _place(self, decision: Decision, path: str) -> None:
         assert self._tenant is not None
+        past: Past | None = None
+        if self._holder is not None or (
+            self._facts is not None and (self._gateway.fleet.several or decision.if_busy is not None)
+        ):
+            past = Past(self._holder, self._facts, self._sample)
         self._dispatch = dispatch = Dispatch(
-            self._gateway, self.record, self._builder(path, decision.priority), self._read_at
+            self._gateway, self.record, self._builder(path, decision.priority), self._read_at, past
         )
         engine, _ = await dispatch.place(decision, self._tenant)
+        if past is not None:
+            self._sample = past.sample
         self._note_move(engine.spec.tier, dispatch.because, decision)
 
     def _builder(self, path: str, priority: int = 0) -> Build:
@@ -532,6 +549,9 @@ class Exchange:
         record, gateway, forward = self.record, self._gateway, self._forward
         self._client.finish()
         if self._dispatch is not None:
+            engine = record.target
+            if engine is not None and (record.outcome != "ok" or engine.breaker.faults):
+                self._judge(engine, self._dispatch)
             self._dispatch.release()
         if forward is not None:
             record.usage = forward.usage if forward.tap is None else forward.tap.usage
@@ -549,6 +569,17 @@ class Exchange:
                 gateway.decisions.record(record, self._decided)
         # It calls back into this exchange: without the cycle, all is freed at once.
         self._forward = None
+
+    def _judge(self, engine: Engine, dispatch: Dispatch) -> None:
+        """What the end of this request says of the engine that was asked last. Any 4xx is an answer."""
+        record, fleet, connection = self.record, self._gateway.fleet, dispatch.connection
+        refused = connection is not None and connection.status in replies.CLIENT
+        if record.outcome in ("ok", "client_error") or (record.outcome == "engine_error" and refused):
+            fleet.succeeded(engine)
+        elif record.outcome == "engine_error":
+            fleet.faulted(engine, "it broke off, or answered 5xx")
+        elif record.outcome == "timeout" and not engine.progress.moved_since(record.asked):
+            fleet.faulted(engine, "a timeout")
 
     def _settle(self, lease: Lease) -> None:
         record, forward = self.record, self._forward

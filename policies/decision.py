@@ -33,12 +33,14 @@ class Contract:
 class Busy:
     """Where to go when every ready engine of the tier is over one of these figures.
 
-    `waiting` counts requests queued at an engine, `kv` is the used share of its KV cache (0..1).
+    `waiting` counts requests queued at an engine, `kv` is the used share of its KV cache (0..1), `wait` the
+    predicted wait in seconds, None where it does not matter.
     """
 
     use: str
     waiting: int = DEFAULT_WAITING
     kv: float = DEFAULT_KV
+    wait: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,11 +232,12 @@ def _contract() -> Schema:
 def _busy() -> Schema:
     waiting = {"type": "integer", "minimum": 0, "default": 8}
     kv = {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 0.95}
+    wait = {**_ref("duration"), "description": "The wait that is predicted there."}
     return {
         "description": "Where to go when every ready engine of the tier is over one of these figures.",
         **_either(
             _ref("tier"),
-            _object({"use": _ref("tier"), "waiting": waiting, "kv": kv}, ["use"]),
+            _object({"use": _ref("tier"), "waiting": waiting, "kv": kv, "wait": wait}, ["use"]),
         ),
     }
 

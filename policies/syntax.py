@@ -225,7 +225,7 @@ class _Reader(ConditionReader):
         if not isinstance(value, dict) or "use" not in value:
             self.problem(path, "write `if_busy: fast` or `if_busy: {use: fast, waiting: 8, kv: 0.95}`")
             return None
-        self.known_keys(path, value, ("use", "waiting", "kv"))
+        self.known_keys(path, value, ("use", "waiting", "kv", "wait"))
         waiting, kv = value.get("waiting", DEFAULT_WAITING), value.get("kv", DEFAULT_KV)
         if not isinstance(waiting, int) or isinstance(waiting, bool) or waiting < 0:
             self.problem((*path, "waiting"), "`waiting` is a number of requests, 0 or more")
@@ -234,7 +234,8 @@ class _Reader(ConditionReader):
             self.problem((*path, "kv"), "`kv` is the used share of the KV cache, above 0 and at most 1")
             kv = DEFAULT_KV
         tier = self._other_tier((*path, "use"), value["use"], send)
-        return None if tier is None else Busy(tier, waiting, float(kv))
+        wait = self._duration((*path, "wait"), value["wait"]) if "wait" in value else None
+        return None if tier is None else Busy(tier, waiting, float(kv), wait)
 
     def _edit(self, path: Path, value: Any, key: str) -> float | None:
         if value is None:

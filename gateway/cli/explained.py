@@ -18,7 +18,8 @@ def lines(explanation: Explanation, policy: Policy, prompts: str = "") -> Iterat
     yield f"  if unavailable: {_contract(decision.contract)}"
     if decision.if_busy is not None:
         busy = decision.if_busy
-        yield f"  if busy ({busy.waiting} waiting or {busy.kv:.0%} of the KV cache): {busy.use}"
+        long = "" if busy.wait is None else f" or a wait of {busy.wait:g} s"
+        yield f"  if busy ({busy.waiting} waiting or {busy.kv:.0%} of the KV cache{long}): {busy.use}"
     if decision.edits.max_tokens is not None:
         yield f"  caps the output at {decision.edits.max_tokens} tokens"
     if decision.edits.temperature is not None:

@@ -20,14 +20,14 @@ from engines.spec import EngineSpec
 TIERS = ("fast", "exact")
 
 
-def fleet(fast: int = 1, exact: int = 0, *, seed: int = 0, faults: int = 3) -> Fleet:
+def fleet(fast: int = 1, exact: int = 0, *, seed: int = 0) -> Fleet:
     """Ready engines, fast-0 ... and exact-0 ..."""
     specs = [
         EngineSpec(f"{tier}-{index}", tier, "external", f"http://h:{index + 1}", "m", "awq")
         for tier, count in zip(TIERS, (fast, exact), strict=True)
         for index in range(count)
     ]
-    some = Fleet(specs, TIERS, random.Random(seed), faults)
+    some = Fleet(specs, TIERS, random.Random(seed))
     for engine in some.engines:
         some.set_state(engine, "ready", "the test says so")
     return some

@@ -1,6 +1,7 @@
 """Where decided requests go when their tier is busy, overloaded or down: the contracts, and what is told."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -355,3 +356,252 @@ rules: [{name: "a: b; {c} (d) = 100 % \\"e\\" /?#", send: fast, if_unavailable: 
     async with engines(engine), serving(tmp_path, {"fast": engine}, policy=text) as served:
         headers = (await ask(served.port, CHAT.path, CHAT.ask())).headers
         assert headers["x-dualgauge-rule"] == "a: b; {c} (d) = 100 %25 %22e%22 /?#"
+
+
+# conversations
+
+AFFINE = """
+version: 1
+affinity: conversation
+rules:
+  - {name: critical, when: {header: {x-criticality: [high]}}, send: exact, if_unavailable: fail}
+  - {name: to exact, when: {header: {x-tier: [exact]}}, send: exact, if_unavailable: degrade}
+  - {name: the rest, send: fast, if_unavailable: fail}
+"""
+TO_EXACT = {"x-tier": "exact"}
+
+
+def talk(number: int, turns: int = 1) -> list[dict[str, str]]:
+    """A conversation of so many turns of the user's."""
+    said = [{"role": "user", "content": f"conversation {number}, turn 0"}]
+    for turn in range(1, turns):
+        said.append({"role": "assistant", "content": f"answer {turn}"})
+        said.append({"role": "user", "content": f"turn {turn}"})
+    return said
+
+
+async def test_a_conversation_stays_on_one_engine_of_its_tier(tmp_path: Path) -> None:
+    some = [FakeEngine(reply(CHAT.reply)) for _ in range(3)]
+    async with engines(*some), serving(tmp_path, {"fast": some}, policy=AFFINE) as served:
+        taken = set()
+        for number in range(12):
+            answers = [
+                await ask(served.port, CHAT.path, CHAT.ask(messages=talk(number, turns)))
+                for turns in (1, 2, 3, 4)
+            ]
+            (engine,) = {answer.headers["x-dualgauge-engine"] for answer in answers}
+            taken.add(engine)
+        assert len(taken) > 1
+
+
+async def test_without_affinity_the_first_of_the_idle_engines_is_asked(tmp_path: Path) -> None:
+    some = [FakeEngine(reply(CHAT.reply)) for _ in range(2)]
+    async with engines(*some), serving(tmp_path, {"fast": some}) as served:
+        for number in range(12):
+            answer = await ask(served.port, CHAT.path, CHAT.ask(messages=talk(number)))
+            assert answer.headers["x-dualgauge-engine"] == "fast-0"
+
+
+async def test_two_keys_do_not_share_a_place(tmp_path: Path) -> None:
+    some = [FakeEngine(reply(CHAT.reply)) for _ in range(2)]
+    keys = "keys: [" + ", ".join(f"{{name: t{n}, key: sk-{n}}}" for n in range(16)) + "]"
+    async with engines(*some), serving(tmp_path, {"fast": some}, policy=AFFINE, keys=keys) as served:
+        found = [
+            await ask(
+                served.port,
+                CHAT.path,
+                CHAT.ask(messages=talk(0)),
+                headers={"authorization": f"Bearer sk-{n}"},
+            )
+            for n in range(16)
+        ]
+        assert {answer.headers["x-dualgauge-engine"] for answer in found} == {"fast-0", "fast-1"}
+
+
+RESPONSES = next(shape for shape in SHAPES if shape.path == "/v1/responses")
+
+
+def made(reply_id: str) -> dict[str, Any]:
+    return {**json.loads(RESPONSES.reply), "id": reply_id}
+
+
+async def follow_up(served: Served, **headers: str) -> Reply:
+    """A second request that goes on with the reply to a first one, which went to exact with `TO_EXACT`."""
+    return await ask(
+        served.port, RESPONSES.path, RESPONSES.ask(previous_response_id="resp_1"), headers=headers
+    )
+
+
+async def test_a_reply_is_continued_by_the_engine_that_made_it(tmp_path: Path) -> None:
+    some = [FakeEngine(reply(made(f"resp_{n}"))) for n in range(3)]
+    async with engines(*some), serving(tmp_path, {"fast": some}, policy=AFFINE) as served:
+        for name in ("fast-0", "fast-2"):
+            served.mark(name, "down")
+        await ask(served.port, RESPONSES.path, RESPONSES.ask())
+        for name in ("fast-0", "fast-2"):
+            served.mark(name, "ready")
+        served.engine("fast-1").in_flight = 100
+        for _ in range(4):
+            assert moved(await follow_up(served)) == ("fast-1", None, None)
+        served.engine("fast-1").in_flight = 0
+        served.mark("fast-1", "down", "it burns")
+        message = check_error(await follow_up(served), 503, code="no_engine_ready")
+        assert "fast-1" in message
+        assert "it burns" in message
+
+
+@pytest.fixture
+def pair() -> dict[str, FakeEngine]:
+    return {tier: FakeEngine(reply(made("resp_1"))) for tier in ("fast", "exact")}
+
+
+async def test_a_reply_of_exact_is_continued_there(tmp_path: Path, pair: dict[str, FakeEngine]) -> None:
+    async with engines(*pair.values()), serving(tmp_path, pair, policy=AFFINE) as served:
+        await ask(served.port, RESPONSES.path, RESPONSES.ask(), headers=TO_EXACT)
+        assert moved(await follow_up(served)) == ("exact-0", None, "conversation")
+        served.mark("exact-0", "down")
+        check_error(await follow_up(served), 503, code="no_engine_ready")
+        assert pair["fast"].generations == 0
+
+
+async def test_a_reply_of_fast_is_continued_there_as_the_contract_allows(
+    tmp_path: Path, pair: dict[str, FakeEngine]
+) -> None:
+    async with engines(*pair.values()), serving(tmp_path, pair, policy=AFFINE) as served:
+        await ask(served.port, RESPONSES.path, RESPONSES.ask())
+        assert moved(await follow_up(served)) == ("fast-0", None, None)
+        assert moved(await follow_up(served, **TO_EXACT)) == ("fast-0", "true", "unavailable (degrade)")
+        asked = pair["fast"].generations
+        answer = await follow_up(served, **CRITICAL)
+        message = check_error(answer, 404, code="response_not_found")
+        assert "without `previous_response_id`" in message
+        assert (pair["fast"].generations, pair["exact"].generations) == (asked, 0)
+
+
+async def test_a_pinned_name_does_not_follow_a_reply(tmp_path: Path, pair: dict[str, FakeEngine]) -> None:
+    async with engines(*pair.values()), serving(tmp_path, pair, policy=AFFINE) as served:
+        await ask(served.port, RESPONSES.path, RESPONSES.ask(), headers=TO_EXACT)
+        body = RESPONSES.ask(model="smollm2:fast", previous_response_id="resp_1")
+        check_error(await ask(served.port, RESPONSES.path, body), 404, code="response_not_found")
+        assert pair["fast"].generations == 0
+
+
+BUSY_AFFINE = AFFINE.replace("if_unavailable: degrade}", "if_busy: {use: fast, waiting: 4}}")
+
+
+@pytest.mark.parametrize(
+    ("turns", "finishing", "seconds_a_token", "expected"),
+    [
+        (3, 100, 0.1, ("exact-0", None, None)),
+        (3, 0.1, 0.1, ("fast-0", "true", "busy")),
+        (1, 100, 0.1, ("fast-0", "true", "busy")),
+        (3, 100, 0.0001, ("fast-0", "true", "busy")),
+        (3, 0, 0.1, ("fast-0", "true", "busy")),
+        (3, 100, 0, ("fast-0", "true", "busy")),
+    ],
+    ids=[
+        "short queue",
+        "long queue",
+        "no earlier turn",
+        "quick prefill",
+        "no pace known",
+        "no prefill known",
+    ],
+)
+async def test_a_conversation_leaves_a_busy_tier_where_that_is_quicker(
+    tmp_path: Path, turns: int, finishing: float, seconds_a_token: float, expected: Any
+) -> None:
+    """Four requests wait at exact, which may have the earlier turns in its prefix cache."""
+    fast, exact = FakeEngine(reply(CHAT.reply)), FakeEngine(reply(CHAT.reply))
+    tiers = {"fast": fast, "exact": exact}
+    async with engines(fast, exact), serving(tmp_path, tiers, policy=BUSY_AFFINE) as served:
+        served.engine("exact-0").waiting = 4
+        served.engine("exact-0").progress.finishing.add(finishing, 1, 1)
+        served.engine("fast-0").progress.prefill.add(seconds_a_token, 1, 1)
+        body = CHAT.ask(messages=talk(0, turns))
+        assert moved(await ask(served.port, CHAT.path, body, headers=TO_EXACT)) == expected
+
+
+async def test_if_busy_by_a_predicted_wait(tmp_path: Path) -> None:
+    fast, exact = FakeEngine(reply(CHAT.reply)), FakeEngine(reply(CHAT.reply))
+    text = policy("fail", if_busy="{use: fast, wait: 5s}")
+    async with engines(fast, exact), serving(tmp_path, {"fast": fast, "exact": exact}, policy=text) as served:
+        engine = served.engine("exact-0")
+        engine.waiting = 4
+        assert moved(await ask(served.port, CHAT.path, CHAT.ask())) == ("exact-0", None, None)
+        engine.progress.finishing.add(1, 1, 1)
+        assert moved(await ask(served.port, CHAT.path, CHAT.ask())) == ("exact-0", None, None)
+        engine.waiting = 6
+        assert moved(await ask(served.port, CHAT.path, CHAT.ask())) == ("fast-0", "true", "busy")
+
+
+# engines that fail requests
+
+
+async def test_an_engine_that_fails_requests_in_a_row_is_left_then_tried(tmp_path: Path) -> None:
+    bad, good = FakeEngine(reply({}, 500)), FakeEngine(reply(CHAT.reply))
+    async with engines(bad, good), serving(tmp_path, {"fast": [bad, good]}) as served:
+        for _ in range(3):
+            check_error(await ask(served.port, CHAT.path, CHAT.ask()), 502)
+        assert served.engine("fast-0").state == "suspect"
+        for _ in range(5):
+            assert moved(await ask(served.port, CHAT.path, CHAT.ask()))[0] == "fast-1"
+        bad.script = reply(CHAT.reply)
+        served.engine("fast-0").breaker.probed()
+        assert moved(await ask(served.port, CHAT.path, CHAT.ask()))[0] == "fast-0"
+        assert served.engine("fast-0").state == "ready"
+
+
+async def test_one_request_at_a_time_tries_a_suspect_engine(tmp_path: Path) -> None:
+    bad, good = FakeEngine(reply({}, 500)), FakeEngine(reply(CHAT.reply))
+    async with engines(bad, good), serving(tmp_path, {"fast": [bad, good]}) as served:
+        for _ in range(3):
+            await ask(served.port, CHAT.path, CHAT.ask())
+        bad.script = hang
+        breaker = served.engine("fast-0").breaker
+        breaker.probed()
+        trial = asyncio.create_task(ask(served.port, CHAT.path, CHAT.ask()))
+        await until(lambda: bad.generations == 4)
+        for _ in range(5):
+            assert moved(await ask(served.port, CHAT.path, CHAT.ask()))[0] == "fast-1"
+        trial.cancel()
+        await asyncio.gather(trial, return_exceptions=True)
+        await until(lambda: served.clean and breaker.trial is None)
+        assert breaker.half_open
+
+
+async def test_what_an_engine_refuses_is_an_answer(tmp_path: Path) -> None:
+    bad, good = FakeEngine(reply({}, 500)), FakeEngine(reply(CHAT.reply))
+    async with engines(bad, good), serving(tmp_path, {"fast": [bad, good]}) as served:
+        for status in (500, 500, 404, 500, 500, 401, 500, 500, 422, 500, 500):
+            bad.script = reply({"error": {"message": "no"}}, status)
+            await ask(served.port, CHAT.path, CHAT.ask())
+        assert (served.engine("fast-0").state, bad.generations) == ("ready", 11)
+
+
+async def test_timeouts_count_where_the_engine_makes_no_tokens(tmp_path: Path) -> None:
+    slow, good = FakeEngine(hang), FakeEngine(reply(CHAT.reply))
+    timeouts = {"first_byte": "30ms"}
+    async with (
+        engines(slow, good),
+        serving(tmp_path, {"fast": [slow, good]}, timeouts=timeouts) as served,
+    ):
+        engine = served.engine("fast-0")
+        for _ in range(5):
+            engine.progress.moved_at = served.gateway.clock() + 60
+            check_error(await ask(served.port, CHAT.path, CHAT.ask()), 504)
+        assert engine.state == "ready"
+        engine.progress.moved_at = served.gateway.clock()
+        for _ in range(3):
+            check_error(await ask(served.port, CHAT.path, CHAT.ask()), 504)
+        assert engine.state == "suspect"
+        assert moved(await ask(served.port, CHAT.path, CHAT.ask()))[0] == "fast-1"
+
+
+async def test_the_only_engine_of_a_tier_is_asked_however_often_it_fails(tmp_path: Path) -> None:
+    engine = FakeEngine(reply({}, 500))
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        for _ in range(9):
+            check_error(await ask(served.port, CHAT.path, CHAT.ask()), 502)
+        engine.script = reply(CHAT.reply)
+        assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200

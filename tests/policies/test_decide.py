@@ -110,7 +110,7 @@ def test_a_decision_carries_all_of_its_rule() -> None:
   - name: code
     when: {signal: stream}
     send: exact
-    if_busy: {use: fast, waiting: 2, kv: 0.5}
+    if_busy: {use: fast, waiting: 2, kv: 0.5, wait: 5s}
     if_unavailable: {wait: 20s, then: degrade}
     priority: -3
     trace: always
@@ -121,7 +121,7 @@ def test_a_decision_carries_all_of_its_rule() -> None:
     code = compiled.decide(facts(stream=True))
     assert (code.tier, code.rule, code.policy_hash) == ("exact", "code", compiled.hash)
     assert code.contract == Contract("wait", wait=20.0, then="degrade")
-    assert code.if_busy == Busy("fast", 2, 0.5)
+    assert code.if_busy == Busy("fast", 2, 0.5, 5.0)
     assert (code.priority, code.trace, code.edits) == (-3, True, Edits(512, 0.0))
     rest = compiled.decide(facts())
     assert rest.contract == Contract("use", use="exact")

@@ -74,7 +74,7 @@ def test_as_json() -> None:
     found = record(stdin=body(CODE, temperature=0.5, max_tokens=20))
     assert (found["tier"], found["rule"]) == ("exact", "code")
     assert found["if_unavailable"]["kind"] == "degrade"
-    assert found["if_busy"] == {"use": "fast", "waiting": 8, "kv": 0.95}
+    assert found["if_busy"] == {"use": "fast", "waiting": 8, "kv": 0.95, "wait": None}
     assert found["signals"]["code"] >= 0.5
     assert (found["signals"]["temperature"], found["signals"]["output_tokens"]) == (0.5, 20)
     held = {rule["name"]: (rule["held"], rule["reached"]) for rule in found["rules"]}
