@@ -1,4 +1,4 @@
-"""What is known of the public port without asking an engine: its routes, its models, its readiness."""
+"""What is known without asking an engine: the public port's routes and models, readiness, status."""
 
 from __future__ import annotations
 
@@ -69,6 +69,45 @@ def ready_reply(gateway: Gateway) -> tuple[int, bytes]:
     if gateway.shadow_error is not None:
         body["shadow_error"] = gateway.shadow_error
     return 200 if body["ready"] else 503, msgspec.json.encode(body)
+
+
+def status_body(gateway: Gateway) -> dict[str, object]:
+    """What `dualgauge status` and the console show: engines, tiers, policy, and what needs a person."""
+    fleet = gateway.fleet
+    missing = fleet.missing()
+    candidate = gateway.snapshot.candidate
+    return {
+        "model": gateway.config.model,
+        "draining": gateway.draining,
+        "restart_needed": gateway.restart_needed,
+        "tiers": {tier: missing.get(tier, "ready") for tier in gateway.config.tiers},
+        "engines": [
+            {
+                "name": engine.spec.name,
+                "tier": engine.spec.tier,
+                "kind": engine.spec.kind,
+                "precision": engine.spec.precision,
+                "url": engine.spec.url,
+                "state": engine.state,
+                "reason": engine.reason,
+                "in_flight": engine.in_flight,
+                "running": engine.running,
+                "waiting": engine.waiting,
+                "kv_usage": engine.kv,
+            }
+            for engine in fleet.engines
+        ],
+        "policy": {
+            "file": gateway.snapshot.policy.file,
+            "hash": gateway.snapshot.policy.hash,
+            "prompt_tokens": gateway.prompts if gateway.counter is None else gateway.counter.source,
+            "rules": [rule.name for rule in gateway.snapshot.policy.rules],
+            "reload_error": gateway.reload_error,
+            "shadow": None if candidate is None else candidate.status(),
+            "shadow_error": gateway.shadow_error,
+        },
+        "leases": gateway.store.in_use(),
+    }
 
 
 class HeaderView(Mapping[str, str]):

@@ -156,7 +156,7 @@ class Wire:
 def request(path: str, body: object = None, *, method: str = "POST", headers: Headers | None = None) -> bytes:
     """The bytes of one request."""
     data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-    fields = {"host": "gateway"}
+    fields = {"host": "localhost"}
     if body is not None:
         fields |= {"content-type": "application/json", "content-length": str(len(data))}
     fields |= headers or {}
