@@ -113,8 +113,8 @@ class Engine:
 
 
 class Fleet:
-    """All engines by tier; `tiers` go from the least to the most precise. `several` are the tiers in which there
-    is something to choose."""
+    """All engines by tier; `tiers` go from the least to the most precise. `several` are the tiers that have
+    more than one."""
 
     def __init__(
         self,
