@@ -12,7 +12,7 @@ import msgspec
 from gateway import placement
 from gateway.asked import DIALECTS, Caller, RefusedError, decoded, explained, facts_of, record
 from gateway.identity import ANONYMOUS, Tenant
-from gateway.limits import NO_PLAN
+from gateway.limits import NO_PLAN, Held
 from gateway.runtime import Gateway
 from gateway.snapshots import read_policy
 from gateway.telemetry.recent import Seen
@@ -196,10 +196,10 @@ async def tenants(gateway: Gateway) -> dict[str, Any]:
     ordered = sorted(known.values(), key=lambda one: (-totals.get(one.name, (0.0, 0.0))[0], one.name))
     shown = ordered[:MOST_TENANTS]
     organisations = {one.organisation: one.shared for one in shown if one.organisation}
-    holders = [(f"o:{name}", f"o:{name}") for name in organisations]
+    holders = [_held(f"o:{name}", f"o:{name}", plans.get(plan)) for name, plan in organisations.items()]
     for one in shown:
         root = f"o:{one.organisation}" if one.organisation else f"t:{one.name}"
-        holders.append((root, f"t:{one.name}"))
+        holders.append(_held(root, f"t:{one.name}", plans.get(one.plan)))
     left = await gateway.store.levels(holders)
     now = gateway.wall()
     return {
@@ -223,6 +223,11 @@ async def tenants(gateway: Gateway) -> dict[str, Any]:
         ],
         "more": len(ordered) - len(shown),
     }
+
+
+def _held(root: str, name: str, plan: Plan | None) -> Held:
+    fields = (limit["field"] for limit in _plan(plan or NO_PLAN) if limit["seconds"] is not None)
+    return Held(root, name, tuple(fields))
 
 
 def _limits(plan: Plan, left: Mapping[str, float] | None) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -46,6 +46,15 @@ class Lease(Protocol):
         """Give everything back but the request itself: no engine answered it."""
 
 
+class Held(NamedTuple):
+    """Buckets to be looked at: the `root` and the name of their scope (see `course.Course`), and their fields:
+    `requests`, `tokens`, `exact_tokens`; of several limits of a kind also `requests.1` and so on."""
+
+    root: str
+    name: str
+    fields: tuple[str, ...]
+
+
 Reserved = Lease | asyncio.Future[Lease]
 
 
@@ -56,11 +65,10 @@ class Store(Protocol):
         """All dimensions at once or none: a lease, or where the store is not in this process, the promise of
         one (see `claim`). Raises LimitExceeded, LimitsUnavailable; the promise too."""
 
-    async def levels(self, holders: Sequence[tuple[str, str]]) -> Mapping[str, Mapping[str, float]]:
-        """What these have left, by the field of their buckets (`requests`, `tokens`, `exact_tokens`; of
-        several limits of a kind `requests.1` and so on), and how many requests of theirs run (`concurrent`).
-        A holder is (root, name) as in `course.Course`. A bucket that is not told is full; a holder that is
-        not told is not known, because the store does not answer."""
+    async def levels(self, holders: Sequence[Held]) -> Mapping[str, Mapping[str, float]]:
+        """What these have left of the buckets that are named, and how many requests of theirs run
+        (`concurrent`), by the holders' names. A bucket that is not told is full; a holder that is not told
+        is not known, because the store does not answer."""
 
     def in_use(self) -> int:
         """Leases that are not settled."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.limits import Ask
+from gateway.limits import Ask, Held
 from gateway.limits.course import Course, Meter, chart
 from policies.units import Rate
 
@@ -117,9 +117,9 @@ class MemoryStore:
     def running(self) -> contextlib.AbstractAsyncContextManager[None]:
         return contextlib.nullcontext()
 
-    async def levels(self, holders: Sequence[tuple[str, str]]) -> Mapping[str, Mapping[str, float]]:
+    async def levels(self, holders: Sequence[Held]) -> Mapping[str, Mapping[str, float]]:
         usage = self.usage()
-        return {name: usage.get(name.removeprefix("t:"), {}) for _, name in holders}
+        return {held.name: usage.get(held.name.removeprefix("t:"), {}) for held in holders}
 
     def usage(self) -> Mapping[str, Mapping[str, float]]:
         """What each holder has left, by dimension, and its requests in flight."""

@@ -32,7 +32,7 @@ from redis.exceptions import (
 
 from gateway.config import LimitsPart, OnStoreFailure
 from gateway.errors import GatewayError, LimitsUnavailable
-from gateway.limits import Ask, Lease, Reserved
+from gateway.limits import Ask, Held, Lease, Reserved
 from gateway.limits.course import Course, chart
 from gateway.limits.link import Link
 from gateway.limits.local import LocalShare
@@ -244,21 +244,24 @@ class RedisStore:
         self._send(link, route.keys, one.args(), one)
         return one.future
 
-    async def levels(self, holders: Sequence[tuple[str, str]]) -> Mapping[str, Mapping[str, float]]:
-        asked: dict[str, tuple[asyncio.Future[object], asyncio.Future[object]]] = {}
-        for root, name in holders:
-            link = self._topology.link(root)
+    async def levels(self, holders: Sequence[Held]) -> Mapping[str, Mapping[str, float]]:
+        asked: list[tuple[Held, asyncio.Future[object], asyncio.Future[object]]] = []
+        for held in holders:
+            link = self._topology.link(held.root)
             if link is not None and link.up:
-                key = f"{PREFIX}:{{{root}}}:{name}"
+                key = f"{PREFIX}:{{{held.root}}}:{held.name}"
                 taken, running = self.loop.create_future(), self.loop.create_future()
-                link.send(_packed(b"HGETALL", f"{key}:buckets"), partial(_resolve, taken))
+                # Without a field it would be an error; that of no limit is there nowhere.
+                fields = held.fields or ("-",)
+                link.send(_packed(b"HMGET", f"{key}:buckets", *fields), partial(_resolve, taken))
                 link.send(_packed(b"ZCARD", f"{key}:leases"), partial(_resolve, running))
-                asked[name] = taken, running
+                asked.append((held, taken, running))
         told: dict[str, Mapping[str, float]] = {}
-        for name, (taken, running) in asked.items():
+        for held, taken, running in asked:
             buckets, count = await taken, await running
             if isinstance(buckets, list) and isinstance(count, int):
-                told[name] = {"concurrent": count, **_left(buckets, time.time())}
+                left = _left(held.fields, buckets, time.time())
+                told[held.name] = {"concurrent": count, **left}
         return told
 
     @contextlib.asynccontextmanager
@@ -466,11 +469,12 @@ def _resolve(future: asyncio.Future[object], reply: object) -> None:
         future.set_result(reply)
 
 
-def _left(reply: list[Any], now: float) -> dict[str, float]:
-    """What buckets have left, of their fields and values (see limits.lua) in turn. `now` is this machine's
+def _left(fields: Sequence[str], reply: list[Any], now: float) -> dict[str, float]:
+    """What buckets have left, as limits.lua keeps them; one that is not kept is full. `now` is this machine's
     Unix time: good enough to be shown."""
     left: dict[str, float] = {}
-    for field, kept in zip(reply[::2], reply[1::2], strict=True):
-        taken, at, limit, window = struct.unpack("<dddd", kept)
-        left[field.decode()] = limit - max(0.0, taken - max(0.0, now - at) * limit / window)
+    for field, kept in zip(fields, reply, strict=False):
+        if kept is not None:
+            taken, at, limit, window = struct.unpack("<dddd", kept)
+            left[field] = limit - max(0.0, taken - max(0.0, now - at) * limit / window)
     return left
