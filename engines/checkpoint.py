@@ -132,14 +132,14 @@ def _tensors(folder: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -
     halve = kind in (None, "float32") and not config.get("quantization_config")
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
     for path in sorted(folder.glob("*.safetensors")):
-        for name, (type_, size) in _header(path).items():
+        for name, (type_, size) in header(path).items():
             if name.endswith(_NOT_HELD) or (tied and name == "lm_head.weight"):
                 continue
             yield name, size // 2 if halve and type_ == _FLOAT32 else size
 
 
-def _header(path: Path) -> dict[str, tuple[str, int]]:
-    """Name -> type and bytes of every tensor in the file."""
+def header(path: Path) -> dict[str, tuple[str, int]]:
+    """Name -> type and bytes of every tensor in a safetensors file. Raises CheckpointError."""
     try:
         with path.open("rb") as file:
             whole = os.fstat(file.fileno()).st_size
@@ -147,9 +147,9 @@ def _header(path: Path) -> dict[str, tuple[str, int]]:
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 2 <= length <= min(MAX_HEADER, whole - 8):
                 raise CheckpointError(f"{path} is no safetensors file: its header would be {length:,} bytes")
-            header = json.loads(file.read(length))
+            entries = json.loads(file.read(length))
             found = {}
-            for name, tensor in header.items():
+            for name, tensor in entries.items():
                 if name == "__metadata__":
                     continue
                 start, end = tensor["data_offsets"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
 
-EnvironmentKind = Literal["vllm", "vllm-cpu", "llm-compressor"]
-KINDS: tuple[EnvironmentKind, ...] = ("vllm", "vllm-cpu", "llm-compressor")
+EnvironmentKind = Literal["vllm", "vllm-cpu", "llm-compressor", "model-signing"]
+KINDS: tuple[EnvironmentKind, ...] = ("vllm", "vllm-cpu", "llm-compressor", "model-signing")
 
 # Builds of torch differ in what they ask for: one for CUDA works only with the libraries it names.
 TORCH = ("torch",)
@@ -60,3 +60,6 @@ def recipe(kind: EnvironmentKind) -> Recipe:
             return Recipe(kind, "vllm", lock, 25_000_000_000, "import torch, vllm", resolved=None)
         case "llm-compressor":
             return Recipe(kind, "llmcompressor", lock, 2_500_000_000, "import llmcompressor", TORCH)
+        case "model-signing":
+            probe = "import model_signing.signing, model_signing.verifying"
+            return Recipe(kind, "model-signing", lock, 200_000_000, probe)

@@ -84,6 +84,13 @@ SOURCES: Mapping[str, Source] = {
         "compressed-tensors.",
         left_out=frozenset({"auto-round", "triton"}),
     ),
+    "model-signing": Source(
+        "model-signing",
+        "1.1.1",
+        ("pyopenssl",),  # which it imports and does not ask for
+        "OpenSSF model signing, for `dualgauge models sign` and signed models. Apart from Dualgauge's own\n"
+        "environment, whose protobuf is another.",
+    ),
 }
 
 

@@ -1,0 +1,106 @@
+"""What may be in the folder of a model: weights that are only numbers, configuration, a tokenizer.
+
+Weights are safetensors or GGUF, whose headers are checked. Refused, unless the operator allows it by name:
+
+- `pickle`: formats that run code when they are opened (`*.bin`, `*.pt`, `*.pkl` …);
+- `code`: Python files, `auto_map` in a configuration, `--trust-remote-code`;
+- `template`: chat templates that do more than write messages (`engines.templates`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from engines import checkpoint, gguf, manifest, templates
+from engines.flags import has_option, option
+
+Allowed = Literal["pickle", "code", "template"]
+
+_PICKLES = frozenset(
+    {".bin", ".ckpt", ".dill", ".h5", ".joblib", ".keras", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}
+)
+_CODE = frozenset({".py", ".pyc", ".so"})
+_CODE_FLAG = "--trust-remote-code"
+_TEMPLATE_FLAG = "--chat-template"
+_WEIGHTS = (".safetensors", ".gguf")
+
+
+def problems(folder: Path, args: Sequence[str] = (), allow: Collection[str] = ()) -> list[str]:
+    """Why no engine should open this folder (or GGUF file) with these arguments; empty where it may."""
+    found = [f"{said}{_way_out(kind)}" for kind, said in _refused(folder, args) if kind not in allow]
+    return found + list(_broken(folder))
+
+
+def _way_out(kind: str) -> str:
+    return f" (allowed by `allow: [{kind}]` of the engine)"
+
+
+def _refused(folder: Path, args: Sequence[str]) -> Iterator[tuple[Allowed, str]]:
+    for path in _files(folder):
+        name = path.name if path == folder else path.relative_to(folder).as_posix()
+        if path.suffix.lower() in _PICKLES:
+            yield "pickle", f"{name} can run code when it is opened: convert it to safetensors, or remove it"
+        elif path.suffix.lower() in _CODE:
+            yield "code", f"{name} is code, and a model needs none: remove it"
+        elif path.suffix == ".json" and "config" in path.name and _names_code(path):
+            yield "code", f"{name} names code to be run (`auto_map`): remove that entry"
+    if has_option(args, _CODE_FLAG):
+        yield (
+            "code",
+            f"{_CODE_FLAG} in `args` has the engine run code out of the model's folder: leave it out",
+        )
+    for name, text in _templates(folder, args):
+        for danger in templates.dangers(text):
+            yield "template", f"the chat template {name} is refused, {danger}"
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()] if folder.is_dir() else [folder]
+
+
+def _names_code(path: Path) -> bool:
+    """Whether an `auto_map` is anywhere in a configuration; one that cannot be read is told elsewhere."""
+    try:
+        return _has_key(json.loads(path.read_bytes()), "auto_map")
+    except (OSError, ValueError, RecursionError):
+        return False
+
+
+def _has_key(value: Any, key: str) -> bool:
+    if isinstance(value, dict):
+        return bool(value.get(key)) or any(_has_key(inner, key) for inner in value.values())
+    return isinstance(value, list) and any(_has_key(inner, key) for inner in value)
+
+
+def _templates(folder: Path, args: Sequence[str]) -> Iterator[tuple[str, str]]:
+    given = option(args, _TEMPLATE_FLAG)
+    if given is not None:
+        try:
+            yield f"{given} ({_TEMPLATE_FLAG})", Path(given).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            # vLLM takes the template itself here too.
+            yield f"in {_TEMPLATE_FLAG}", given
+    try:
+        found = manifest.chat_templates(folder) if folder.is_dir() else gguf.read(folder).templates
+    except (gguf.GGUFError, templates.TemplateError):
+        return  # told by `_broken`
+    for name, text in found.items():
+        yield f"`{name}`", text
+
+
+def _broken(folder: Path) -> Iterator[str]:
+    for path in _files(folder):
+        if path.suffix not in _WEIGHTS:
+            continue
+        try:
+            (checkpoint.header if path.suffix == ".safetensors" else gguf.read)(path)
+        except (checkpoint.CheckpointError, gguf.GGUFError) as error:
+            yield str(error)
+    if folder.is_dir():
+        try:
+            templates.of_folder(folder)
+        except templates.TemplateError as error:
+            yield str(error)
