@@ -47,8 +47,8 @@ class Lease(Protocol):
 
 
 class Held(NamedTuple):
-    """Buckets to be looked at: the `root` and the name of their scope (see `course.Course`), and their fields:
-    `requests`, `tokens`, `exact_tokens`; of several limits of a kind also `requests.1` and so on."""
+    """Buckets to be looked at: the `root` and the name of their scope (see `course.Course`), and their
+    fields: `requests`, `tokens`, `exact_tokens`; of several limits of a kind also `requests.1` and so on."""
 
     root: str
     name: str
