@@ -157,11 +157,19 @@ def rotate(log: Path) -> None:
         log.replace(log.with_name(log.name + ".1"))
 
 
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was found out about a process that may serve; `warnings` ask for somebody to act."""
+
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
 class Probe(Protocol):
     async def healthy(self) -> bool: ...
 
-    async def warm_up(self) -> None:
-        """Do one real piece of work; raises ProbeError."""
+    async def warm_up(self) -> Proof:
+        """Do real pieces of work; raises ProbeError."""
 
     async def close(self) -> None: ...
 
@@ -181,12 +189,19 @@ def client(url: str) -> httpx2.AsyncClient:
 
 
 class EngineProbe:
-    """`/health`, then one short completion."""
+    """`/health`, then one short completion, then what `prove` asks for."""
 
-    def __init__(self, url: str, served_model: str, api_key: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        served_model: str,
+        api_key: str | None = None,
+        prove: Callable[[httpx2.AsyncClient], Awaitable[Proof]] | None = None,
+    ) -> None:
         self._client = client(url)
         self._model = served_model
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._prove = prove
 
     async def healthy(self) -> bool:
         import httpx2
@@ -196,7 +211,7 @@ class EngineProbe:
         except httpx2.HTTPError:
             return False
 
-    async def warm_up(self) -> None:
+    async def warm_up(self) -> Proof:
         import httpx2
 
         body = {"model": self._model, "prompt": "The capital of France is", "max_tokens": 4}
@@ -209,9 +224,10 @@ class EngineProbe:
                 f"the warm-up completion failed: {type(error).__name__} {error}".strip()
             ) from None
         if reply.status_code == 404 and "does not exist" not in reply.text:
-            return  # serves no completions (an embedding model): that it answers is all there is to know
+            return Proof()  # serves no completions (an embedding model): that it answers is all to know
         if reply.status_code != 200:
             raise ProbeError(f"the warm-up completion got {reply.status_code}: {reply.text[:300]}")
+        return Proof() if self._prove is None else await self._prove(self._client)
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -232,8 +248,8 @@ class HealthProbe:
         except httpx2.HTTPError:
             return False
 
-    async def warm_up(self) -> None:
-        return
+    async def warm_up(self) -> Proof:
+        return Proof()
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -241,14 +257,14 @@ class HealthProbe:
 
 async def wait_ready(
     child: Child, probe: Probe, *, timeout: float, on_warming: Callable[[], None], sleep: Sleep
-) -> None:
-    """Return once the process is healthy and has done one piece of work.
+) -> Proof:
+    """Return once the process is healthy and has done its first work.
 
     Raises ProbeError where the work fails, TimeoutError after `timeout` seconds, ChildProcessError with the
     exit code where the process ends first.
     """
 
-    async def serve() -> None:
+    async def serve() -> Proof:
         waited = 0.0
         while not await probe.healthy():
             if waited >= timeout:
@@ -256,7 +272,7 @@ async def wait_ready(
             await sleep(HEALTH_EVERY)
             waited += HEALTH_EVERY
         on_warming()
-        await probe.warm_up()
+        return await probe.warm_up()
 
     serving = asyncio.ensure_future(serve())
     ended = asyncio.ensure_future(child.wait())
@@ -264,7 +280,7 @@ async def wait_ready(
         await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             raise ChildProcessError(ended.result())
-        serving.result()
+        return serving.result()
     finally:
         for task in (serving, ended):
             task.cancel()

@@ -31,9 +31,11 @@ class Process(msgspec.Struct, frozen=True):
 
 
 class UnitState(msgspec.Struct, frozen=True):
-    """An engine or the gateway. `keeper` leads the session in which everything of it runs.
+    """An engine or the gateway. `keeper` leads the session in which everything of it runs. `notes` and
+    `warnings` are what its start found out, and what its log says.
 
-    `state`: waiting, starting, warming, ready, backoff, failed, stopping, stopped.
+    `state`: waiting, starting, warming, ready, draining, drained, asleep, waking, backoff, failed, stopping,
+    stopped. In all but `ready` the gateway gives it no requests.
     """
 
     name: str
@@ -45,6 +47,8 @@ class UnitState(msgspec.Struct, frozen=True):
     keeper: Process | None = None
     restarts: int = 0
     error: str | None = None
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -80,11 +84,20 @@ class Paths:
         return self.folder / "lock"
 
     @property
+    def control(self) -> Path:
+        return self.folder / "control.sock"
+
+    @property
     def logs(self) -> Path:
         return self.folder / "logs"
 
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
+
+
+def why_held(unit: UnitState) -> str:
+    """Why an engine gets no requests; empty where it may have some."""
+    return "" if unit.state == "ready" else f"{unit.state}, by `dualgauge up`"
 
 
 def paths(config: Path) -> Paths:

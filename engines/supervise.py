@@ -1,29 +1,33 @@
 """Keeps the processes of one deployment running: starts them in turn, restarts what dies, stops all.
 
-A start of an engine ends with its first answer; no two engines of one device start at the same time, since a
-vLLM that measures free memory while another takes some mis-sizes its cache (vllm#55827). What dies is started
-again after 1 s, then 2, 4 … 60; after `LIMIT` failures in a row it stays down and says so. Time, sleeping and
-the start of processes are handed in.
+A start of an engine ends with its proof; no two engines of one GPU start at the same time, here or in
+another `dualgauge up` (`device_lock`). What dies is started again after 1 s, then 2, 4 … 60; after `LIMIT`
+failures in a row it stays down and says so. What an operator asks for (drain, restart, sleep, wake) waits for
+the requests that run, one thing at a time for each engine. Time, sleeping and the start of processes are
+handed in.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from engines import launch
-from engines.launch import Child, Command, Launcher, Probe, ProbeError, Sleep, StartError
+from engines import device_lock, launch
+from engines.launch import Child, Command, Launcher, Probe, ProbeError, Proof, Sleep, StartError
 from engines.runfile import UnitState
+from engines.sleeping import Sleeper
+from engines.trouble import LogFollower
 
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
 HEALTHY_AFTER = 180.0
 LIMIT = 5
+_RESTARTABLE = ("ready", "drained", "asleep", "backoff", "failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ class Unit:
     """One process to keep. `device` is what its start may not share with another's.
 
     `timeout` is how long it may take to become healthy, `grace` how long it may take to end, in seconds.
+    `sleeper` is None for what cannot sleep.
     """
 
     name: str
@@ -42,15 +47,34 @@ class Unit:
     timeout: float
     grace: float
     tier: str | None = None
+    sleeper: Sleeper | None = None
+
+
+NOTHING_YET = Proof()
+
+
+Idle = Callable[[], Awaitable[None]]
+"""Returns once an engine that is no longer `ready` gets nothing new and nothing runs on it any more."""
+
+
+class OperationError(Exception):
+    """What was asked of an engine was not done; the message says why, and how the engine is now."""
 
 
 @dataclass(slots=True)
 class _Kept:
+    """`parked` is the state that an operator chose for it, which outlasts a restart; else empty."""
+
     unit: Unit
     state: UnitState
+    follower: LogFollower
     child: Child | None = None
     ready_at: float = 0.0
     failures: int = 0
+    parked: str = ""
+    proof: Proof = NOTHING_YET
+    trouble: tuple[str, ...] = ()
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     watch: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
@@ -62,7 +86,9 @@ def delay(failures: int) -> float:
 class Supervisor:
     """Owns the processes from their start to their end. One event loop, no threads.
 
-    `changed` is called with the new state at every change, before anything else happens.
+    `changed` is called with the new state at every change, before anything else happens. `locks` is the
+    folder of locks that the `dualgauge up`s of this user share; without one, GPUs are locked in this process
+    alone.
     """
 
     def __init__(
@@ -72,12 +98,15 @@ class Supervisor:
         *,
         clock: Callable[[], float],
         sleep: Sleep = asyncio.sleep,
+        locks: Path | None = None,
     ) -> None:
+        self._locks = locks
         self._launcher = launcher
         self._changed = changed
         self._clock = clock
         self._sleep = sleep
         self._devices: dict[str, asyncio.Lock] = {}
+        self._ending = False
         self._kept: dict[str, _Kept] = {}
 
     async def start(self, unit: Unit) -> None:
@@ -85,17 +114,144 @@ class Supervisor:
 
         Raises StartError; then it is not running.
         """
-        kept = _Kept(unit, UnitState(unit.name, unit.url, str(unit.log), tier=unit.tier))
+        kept = _Kept(
+            unit, UnitState(unit.name, unit.url, str(unit.log), tier=unit.tier), LogFollower(unit.log)
+        )
         self._kept[unit.name] = kept
         try:
             await self._bring_up(kept)
         except StartError as error:
             self._set(kept, state="failed", error=_summary(error))
             raise
-        kept.watch = asyncio.create_task(self._watch(kept), name=f"watch {unit.name}")
+        self._watch_over(kept)
+
+    def look(self) -> None:
+        """Look for trouble in what the engines have logged since the last look."""
+        for kept in self._kept.values():
+            trouble = kept.follower.look()
+            if trouble != kept.trouble:
+                kept.trouble = trouble
+                self._set(kept)
+
+    # What an operator asks for. Each raises OperationError; cancelled while requests still run, it is undone.
+
+    async def drain(self, name: str, idle: Idle) -> None:
+        """Return once nothing runs on the engine. It stays without requests until `resume`."""
+        async with self._operating(name) as kept:
+            await self._empty(kept, idle)
+            kept.parked = "drained"
+            self._set(kept, state="drained")
+
+    async def resume(self, name: str) -> None:
+        """Let it have requests again."""
+        async with self._operating(name, "drained") as kept:
+            kept.parked = ""
+            self._set(kept, state="ready")
+
+    async def restart(self, name: str, idle: Idle | None) -> None:
+        """End it once nothing runs on it, or with `idle` None at once, and return when it serves again."""
+        async with self._operating(name, *_RESTARTABLE) as kept:
+            if idle is not None and kept.state.state in ("ready", "drained"):
+                await self._empty(kept, idle)
+            await self._again(kept)
+
+    async def sleep(self, name: str, idle: Idle) -> None:
+        """Put it to sleep once nothing runs on it."""
+        async with self._operating(name, "ready", "drained") as kept:
+            sleeper = self._sleeper(kept)
+            await self._empty(kept, idle)
+            try:
+                await sleeper.sleep()
+            except ProbeError as error:
+                # It may be asleep or not: only a wake-up with its proof tells.
+                failure = await self._rouse(kept, sleeper)
+                now = f"it was restarted ({failure})" if failure else "it serves on"
+                raise OperationError(f"{name}: {error}; {now}") from None
+            kept.parked = "asleep"
+            self._set(kept, state="asleep")
+
+    async def wake(self, name: str) -> str | None:
+        """Wake it, prove it, let it have requests. Returns why it had to be restarted, where it had."""
+        async with self._operating(name, "asleep") as kept:
+            return await self._rouse(kept, self._sleeper(kept))
+
+    @contextlib.asynccontextmanager
+    async def _operating(self, name: str, *states: str) -> AsyncIterator[_Kept]:
+        kept = self._kept.get(name)
+        if kept is None:
+            raise OperationError(f"no engine `{name}` runs here: {', '.join(self._kept)}")
+        state = kept.state.state
+        if kept.busy.locked():
+            raise OperationError(f"{name} is {state}: wait until that has ended")
+        wanted = states or ("ready",)
+        if state not in wanted:
+            raise OperationError(f"{name} is {state}; this needs one that is {' or '.join(wanted)}")
+        async with kept.busy:
+            yield kept
+
+    def _sleeper(self, kept: _Kept) -> Sleeper:
+        if kept.unit.sleeper is None:
+            raise OperationError(f"{kept.unit.name} cannot sleep: only engines of kind vllm can")
+        return kept.unit.sleeper
+
+    async def _empty(self, kept: _Kept, idle: Idle) -> None:
+        """Wait until nothing runs on it; where that is cancelled, it gets requests again."""
+        before = kept.state.state
+        self._set(kept, state="draining")
+        try:
+            await idle()
+        except BaseException:
+            if kept.state.state == "draining":
+                self._set(kept, state=before)
+            raise
+        if kept.child is None:
+            raise OperationError(f"{kept.unit.name} ended by itself meanwhile, and is started again")
+
+    async def _rouse(self, kept: _Kept, sleeper: Sleeper) -> str | None:
+        """Wake it and prove it, else start it anew; returns why that was needed."""
+        self._set(kept, state="waking")
+        probe = kept.unit.probe()
+        try:
+            await sleeper.wake()
+            kept.proof = await probe.warm_up()
+        except ProbeError as error:
+            await self._again(kept)
+            return str(error)
+        finally:
+            await probe.close()
+        kept.parked = ""
+        self._set(kept, state="ready")
+        return None
+
+    async def _again(self, kept: _Kept) -> None:
+        """End it and start it. Where it does not come up it is tried again, as after a crash."""
+        kept.parked = ""
+        await self._end_watch(kept)
+        reason = None
+        try:
+            if kept.child is not None:
+                self._set(kept, state="stopping")
+                await launch.stop(kept.child, kept.unit.grace)
+                kept.child = None
+            kept.failures = 0
+            self._set(kept, restarts=kept.state.restarts + 1)
+            await self._bring_up(kept)
+        except StartError as error:
+            reason = _summary(error)
+            raise OperationError(f"{kept.unit.name} {reason}; it is tried again") from None
+        except OSError as error:
+            reason = f"cannot be started: {error}"
+            raise OperationError(f"{kept.unit.name} {reason}; it is tried again") from None
+        except asyncio.CancelledError:
+            reason = "its restart was cut short"
+            raise
+        finally:
+            if not self._ending:
+                self._watch_over(kept, reason)
 
     async def stop(self, names: Sequence[str]) -> None:
-        """End these, all at once, each within its grace."""
+        """End these, all at once, each within its grace. Nothing may be asked of an engine any more."""
+        self._ending = True
         await asyncio.gather(*(self._stop(self._kept[name]) for name in names if name in self._kept))
 
     def kill(self) -> None:
@@ -107,14 +263,24 @@ class Supervisor:
                 kept.child.kill()
 
     def _set(self, kept: _Kept, **changes: object) -> None:
-        kept.state = msgspec.structs.replace(kept.state, **changes)
+        found = {"notes": kept.proof.notes, "warnings": (*kept.proof.warnings, *kept.trouble)}
+        kept.state = msgspec.structs.replace(kept.state, **found, **changes)
         self._changed(kept.state)
+
+    def _watch_over(self, kept: _Kept, reason: str | None = None) -> None:
+        kept.watch = asyncio.create_task(self._watch(kept, reason), name=f"watch {kept.unit.name}")
+
+    async def _end_watch(self, kept: _Kept) -> None:
+        if kept.watch is not None:
+            kept.watch.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await kept.watch
+            kept.watch = None
 
     async def _bring_up(self, kept: _Kept) -> None:
         """One start, under the device's lock. Where it fails or is cancelled nothing of it is left."""
         unit = kept.unit
-        lock = self._devices.setdefault(unit.device, asyncio.Lock())
-        async with lock:
+        async with self._turn(kept):
             if await launch.taken(unit.url):
                 # Its answers would be taken for our own process's.
                 what = f"was not started: another process answers at {unit.url}; end it, or change the port"
@@ -124,7 +290,7 @@ class Supervisor:
             kept.child = child
             self._set(kept, pid=child.pid, keeper=child.keeper)
             try:
-                await launch.wait_ready(
+                kept.proof = await launch.wait_ready(
                     child,
                     unit.probe(),
                     timeout=unit.timeout,
@@ -140,7 +306,28 @@ class Supervisor:
                     raise self._start_error(unit, error, code) from None
                 raise
         kept.ready_at = self._clock()
-        self._set(kept, state="ready", error=None)
+        if kept.parked != "drained":
+            kept.parked = ""
+        self._set(kept, state=kept.parked or "ready", error=None)
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, kept: _Kept) -> AsyncIterator[None]:
+        """Its device's turn to start."""
+        device = kept.unit.device
+
+        def waits(holder: str) -> None:
+            self._set(
+                kept,
+                state="waiting",
+                error=f"another `dualgauge up` (pid {holder}) starts an engine on {device}",
+            )
+
+        async with self._devices.setdefault(device, asyncio.Lock()):
+            if self._locks is None or not device.startswith("gpu"):
+                yield
+                return
+            async with device_lock.held(self._locks, device, waits, self._sleep):
+                yield
 
     async def _launch(self, unit: Unit) -> Child:
         """Start the process; a cancellation that arrives meanwhile ends what was started."""
@@ -162,15 +349,17 @@ class Supervisor:
             what = f"started, but {error}"
         return StartError(unit.name, what, unit.log, launch.telling_lines(launch.tail(unit.log)))
 
-    async def _watch(self, kept: _Kept) -> None:
-        """Start it again whenever it ends, until it fails too often."""
-        while kept.child is not None:
-            code = await kept.child.wait()
-            kept.child = None
-            if self._clock() - kept.ready_at >= HEALTHY_AFTER:
-                kept.failures = 0
-            reason = launch.describe_exit(code)
-            while kept.child is None:
+    async def _watch(self, kept: _Kept, reason: str | None) -> None:
+        """Start it again whenever it ends, until it fails too often. `reason`: it has ended already."""
+        while True:
+            if reason is None:
+                assert kept.child is not None
+                code = await kept.child.wait()
+                kept.child = None
+                if self._clock() - kept.ready_at >= HEALTHY_AFTER:
+                    kept.failures = 0
+                reason = launch.describe_exit(code)
+            while reason is not None:
                 kept.failures += 1
                 if kept.failures >= LIMIT:
                     text = f"{reason}; given up after {LIMIT} failures in a row, see {kept.unit.log}"
@@ -180,19 +369,22 @@ class Supervisor:
                 text = f"{reason}; next start in {pause:.0f} s"
                 self._set(kept, state="backoff", pid=None, keeper=None, error=text)
                 await self._sleep(pause)
-                self._set(kept, restarts=kept.state.restarts + 1)
-                try:
-                    await self._bring_up(kept)
-                except StartError as error:
-                    reason = _summary(error)
-                except OSError as error:
-                    reason = f"cannot be started: {error}"
+                reason = await self._try(kept)
+
+    async def _try(self, kept: _Kept) -> str | None:
+        """One more start; why it failed."""
+        async with kept.busy:
+            self._set(kept, restarts=kept.state.restarts + 1)
+            try:
+                await self._bring_up(kept)
+            except StartError as error:
+                return _summary(error)
+            except OSError as error:
+                return f"cannot be started: {error}"
+        return None
 
     async def _stop(self, kept: _Kept) -> None:
-        if kept.watch is not None:
-            kept.watch.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await kept.watch
+        await self._end_watch(kept)
         child = kept.child
         if child is not None:
             self._set(kept, state="stopping")

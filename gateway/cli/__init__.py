@@ -25,7 +25,12 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     ),
     "explain": ("gateway.cli.explain", "explain_command", "Show how a request would be decided, and why."),
     "keys": ("gateway.cli.keys_cmd", "keys_group", "Make, list, revoke and rotate keys of applications."),
-    "policy": ("gateway.cli.policy", "policy_group", "Check, test and replay policies; print the schema."),
+    "policy": (
+        "gateway.cli.policy",
+        "policy_group",
+        "Check, test and replay policies; print the schema.",
+    ),
+    "engine": ("gateway.cli.engine_cmd", "engine_group", "Drain, restart, sleep or wake one engine."),
     "engines": ("gateway.cli.engines_cmd", "engines_group", "Install the environments that engines run in."),
     "models": ("gateway.cli.models_cmd", "models_group", "Make and check model folders."),
 }

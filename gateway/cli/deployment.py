@@ -13,16 +13,22 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from engines import runfile, vllm
+from engines import home, runfile, vllm
 from engines.launch import Command, EngineProbe, HealthProbe, Launcher, StartError, rotate
 from engines.plan import Placement, Plan
+from engines.proving import Prover
 from engines.runfile import Paths, Run, UnitState
-from engines.supervise import Supervisor, Unit
+from engines.sleeping import Sleeper
+from engines.supervise import OperationError, Supervisor, Unit
+from gateway.cli import control
+from gateway.cli.control import ControlError, Order, Say
+from gateway.cli.gate import Gate, GateError
 from gateway.config import Config
 
 GATEWAY = "gateway"
@@ -30,6 +36,7 @@ ENGINE_START = 1800.0
 ENGINE_STOP = 20.0
 GATEWAY_START = 60.0
 GATEWAY_MARGIN = 5.0
+LOOK_AT_LOGS = 2.0
 
 Listener = Callable[[Run], None]
 
@@ -58,21 +65,31 @@ class Prepared:
 
 def engine_units(prepared: Prepared, paths: Paths, env: Mapping[str, str] = os.environ) -> list[Unit]:
     """One unit for each engine that we start, in the order of starting."""
-    return [_engine_unit(placement, prepared, paths, env) for placement in prepared.plan.placements]
+    prover = Prover(prepared.config.parity.allow)
+    return [_engine_unit(placement, prepared, paths, env, prover) for placement in prepared.plan.placements]
 
 
-def _engine_unit(placement: Placement, prepared: Prepared, paths: Paths, env: Mapping[str, str]) -> Unit:
+def _engine_unit(
+    placement: Placement, prepared: Prepared, paths: Paths, env: Mapping[str, str], prover: Prover
+) -> Unit:
     spec = placement.spec
+
+    def probe() -> EngineProbe:
+        log = paths.log(spec.name)
+        prove = partial(prover.prove, spec=spec, placement=placement, log=log)
+        return EngineProbe(spec.url, spec.served_model, spec.api_key, prove)
+
     return Unit(
         name=spec.name,
         url=spec.url,
         command=vllm.command(placement, prepared.pythons[spec.name], str(prepared.models[spec.name]), env),
         log=paths.log(spec.name),
         device=placement.device,
-        probe=lambda: EngineProbe(spec.url, spec.served_model, spec.api_key),
+        probe=probe,
         timeout=ENGINE_START,
         grace=ENGINE_STOP,
         tier=spec.tier,
+        sleeper=Sleeper(spec),
     )
 
 
@@ -121,7 +138,10 @@ class Deployment:
             gateway=_initial(gateway),
             engines=tuple(map(_initial, engines)),
         )
-        self._supervisor = Supervisor(launcher, self._changed, clock=time.monotonic)
+        self._supervisor = Supervisor(
+            launcher, self._changed, clock=time.monotonic, locks=home.data_home() / "locks"
+        )
+        self._gate = Gate(prepared.config)
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> bool:
         """Start everything, return after `stop` was set and all has ended; `hurry` cuts the ending short.
@@ -139,13 +159,58 @@ class Deployment:
             up = await _first(self._start(), stop.wait())
             if up:
                 self._publish(phase="ready")
-                await stop.wait()
+                await self._attend(stop)
         except StartError as error:
             failure = "\n".join([f"{error.name} {error.what}", *error.lines])
             raise
         finally:
             await self._end(hurry, failure)
         return up
+
+    async def _attend(self, stop: asyncio.Event) -> None:
+        """What is done while all serves: orders, holds, logs."""
+        tasks = [asyncio.create_task(self._gate.run()), asyncio.create_task(self._look_at_logs())]
+        try:
+            async with control.listening(self._paths.control, self._carry_out, self._waits):
+                await stop.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look_at_logs(self) -> None:
+        while True:
+            self._supervisor.look()
+            await asyncio.sleep(LOOK_AT_LOGS)
+
+    def _waits(self, name: str) -> bool:
+        return any(unit.name == name and unit.state == "draining" for unit in self._run.engines)
+
+    async def _carry_out(self, order: Order, say: Say) -> str:
+        name, supervisor = order.engine, self._supervisor
+
+        async def idle() -> None:
+            await self._gate.idle(name, lambda left: say(f"{left} requests still run on {name}"))
+
+        try:
+            match order.do:
+                case "drain":
+                    await supervisor.drain(name, idle)
+                    return f"{name} is drained; `dualgauge engine resume {name}` gives it requests again"
+                case "resume":
+                    await supervisor.resume(name)
+                    return f"{name} gets requests again"
+                case "restart":
+                    await supervisor.restart(name, None if order.now else idle)
+                    return f"{name} was restarted and serves"
+                case "sleep":
+                    await supervisor.sleep(name, idle)
+                    return f"{name} is asleep; `dualgauge engine wake {name}` wakes it"
+                case "wake":
+                    why = await supervisor.wake(name)
+                    return f"{name} is awake" if why is None else f"{name} was restarted, since {why}"
+        except (OperationError, GateError) as error:
+            raise ControlError(str(error)) from None
 
     async def _start(self) -> None:
         for unit in (*self._engines, self._gateway):
@@ -171,6 +236,8 @@ class Deployment:
 
     def _changed(self, state: UnitState) -> None:
         if state.name == GATEWAY:
+            if state.state == "starting":
+                self._gate.forget()
             self._publish(gateway=state)
         else:
             units = tuple(state if unit.name == state.name else unit for unit in self._run.engines)
@@ -178,6 +245,7 @@ class Deployment:
 
     def _publish(self, **changes: object) -> None:
         self._run = msgspec.structs.replace(self._run, **changes)
+        self._gate.want(self._run.engines)
         # a full disk must not take down what serves; the next change writes the whole state again
         with contextlib.suppress(OSError):
             runfile.write(self._paths.state, self._run)

@@ -64,13 +64,16 @@ def serve_command(path: Path, listen: str | None) -> None:
         except ValueError as exc:
             raise _fail(str(exc)) from None
     from gateway.app import build
+    from gateway.holding import hold_back
     from gateway.server import run
     from gateway.telemetry.logs import configure
 
     access = configure(config.logs)
 
     try:
-        run(build(config, access=access))
+        gateway = build(config, access=access)
+        hold_back(gateway)
+        run(gateway)
     except ProblemsError as exc:
         raise _fail(str(exc)) from None
     except OSError as exc:

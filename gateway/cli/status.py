@@ -20,7 +20,15 @@ from gateway.config import DEFAULT_FILE, Config
 
 TIMEOUT = 3.0
 DIFFERENCES = 10
-_COLOURS = {"ready": "green", "backoff": "yellow", "failed": "red", "down": "red", "suspect": "yellow"}
+_COLOURS = {
+    "ready": "green",
+    "backoff": "yellow",
+    "draining": "yellow",
+    "drained": "yellow",
+    "failed": "red",
+    "down": "red",
+    "suspect": "yellow",
+}
 _COLUMNS = ("tier", "engine", "precision", "state", "running", "waiting", "kv", "restarts", "pid", "url")
 
 
@@ -128,6 +136,8 @@ def _engine(spec: EngineSpec, unit: UnitState | None, told: Mapping[str, Any] | 
         "restarts": unit.restarts if unit else 0,
         "pid": unit.pid if unit else None,
         "log": unit.log if unit else None,
+        "notes": list(unit.notes) if unit else [],
+        "warnings": list(unit.warnings) if unit else [],
     }
 
 
@@ -140,6 +150,9 @@ def describe(body: Mapping[str, Any], trouble: str) -> list[str]:
     for tier, state in body["tiers"].items():
         lines.append(f"tier {tier}: {_coloured(state)}")
     lines += [f"{e['name']}: {e['reason']}" for e in body["engines"] if e["reason"] and e["state"] != "ready"]
+    for engine in body["engines"]:
+        lines += [f"{engine['name']}: {note}" for note in engine["notes"]]
+        lines += [click.style(f"{engine['name']}: {text}", fg="yellow") for text in engine["warnings"]]
     if body["gateway"]["answers"]:
         policy = body["policy"] or {}
         lines.append(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OFTEN = 5.0
 STILL = 15.0
-_BUSY = {"starting": "starting", "warming": "warming up", "stopping": "stopping"}
+_BUSY = {"starting": "starting", "warming": "proving", "stopping": "stopping"}
 
 
 class View:
@@ -57,6 +57,8 @@ class View:
             self._since[unit.name] = now
         if unit.state == "ready":
             self.say(f"✓ {unit.name} is ready after {now - since:.0f} s, {unit.url}", style="green")
+        elif unit.state in ("draining", "drained", "asleep", "waking"):
+            self.say(f"  {unit.name} is {unit.state}")
         elif unit.state == "stopped" and before is not None and before.state == "stopping":
             self.say(f"✓ {unit.name} stopped after {now - since:.0f} s", style="green")
         elif unit.state == "backoff":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.launch import Command, ProbeError, StartError
+from engines.launch import Command, ProbeError, Proof, StartError
 from engines.runfile import Process, UnitState
 from engines.supervise import LIMIT, Supervisor, Unit, delay
 
@@ -84,11 +84,12 @@ class FakeProbe:
             self._journal.append(f"healthy {self._name}")
         return self._checks < 0
 
-    async def warm_up(self) -> None:
+    async def warm_up(self) -> Proof:
         await asyncio.sleep(0)
         if self._fault is not None:
             raise self._fault
         self._journal.append(f"warm {self._name}")
+        return Proof(notes=(f"{self._name} is proven",))
 
     async def close(self) -> None:
         self._journal.append(f"closed {self._name}")

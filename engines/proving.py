@@ -1,0 +1,196 @@
+"""What an engine must show between its start and its first request: answers that make sense, and that it
+counts as its neighbours do. What it has for a KV cache is held against the plan.
+
+The folders have been compared before (`parity`); here the running engines are, which also sees what only an
+engine knows: the template that it chose, the longest request that it can hold.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engines import canary, launch, parity
+from engines.hardware import GIB, gib
+from engines.launch import ProbeError, Proof
+from engines.parity import Traits
+from engines.plan import Placement
+from engines.spec import EngineSpec
+
+if TYPE_CHECKING:
+    import httpx2
+
+CLOSE = 0.05
+"""A KV cache within this share of the plan is as planned."""
+FAR = 0.20
+"""One that differs by more is a warning."""
+ASK_SECONDS = 60.0
+TEXT = "Grüße, the naïve 東京 résumé: привет 👋🏽 def f(x):\n\treturn x ** 2  # 12345.67 <|im_start|> </s>"
+CHAT = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2+2?"},
+    {"role": "assistant", "content": "4."},
+    {"role": "user", "content": "  Zwei Zeilen,\n東京. "},
+)
+_CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} 1", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_LOADED = re.compile(r"Model loading took ([\d.]+) GiB")
+_LEFT = re.compile(r"Available KV cache memory: (-?[\d.]+) GiB")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSize:
+    """What an engine says of its KV cache; `forced`: its number of blocks was given, not measured."""
+
+    blocks: int
+    block: int
+    forced: bool = False
+
+    @property
+    def tokens(self) -> int:
+        return self.blocks * self.block
+
+
+class Prover:
+    """Proves the engines of one deployment. The first that counts tokens is what the others must equal."""
+
+    def __init__(self, allowed: Collection[str] = ()) -> None:
+        self._allowed = frozenset(allowed)
+        self._first: tuple[str, Traits] | None = None
+
+    async def prove(
+        self, client: httpx2.AsyncClient, spec: EngineSpec, placement: Placement | None, log: Path | None
+    ) -> Proof:
+        """Raises ProbeError where the engine must not serve."""
+        await check_answers(client, spec)
+        allowed = self._compare(spec.name, await count(client, spec))
+        lines = () if placement is None else await _cache(client, placement, log)
+        notes, warnings = (tuple(text for text, far in lines if far is wanted) for wanted in (False, True))
+        return Proof((*allowed, *notes), warnings)
+
+    def _compare(self, name: str, found: Traits) -> tuple[str, ...]:
+        if all(value is None for value in found.values()):
+            return ()
+        if self._first is None or self._first[0] == name:
+            self._first = (name, found)
+            return ()
+        differences = list(parity.differences(*self._first, name, found))
+        refused = [difference for difference in differences if difference.aspect not in self._allowed]
+        if refused:
+            raise ProbeError(parity.explain(refused))
+        return tuple(f"allowed by `parity`: {difference}" for difference in differences)
+
+
+async def check_answers(client: httpx2.AsyncClient, spec: EngineSpec) -> None:
+    """Raises ProbeError where the engine's answers make no sense."""
+
+    async def ask(prompt: str, tokens: int) -> str | None:
+        body = {"model": spec.served_model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+        status, reply = await _post(client, spec, "/v1/completions", body)
+        if status == 404:
+            return None
+        try:
+            return str(reply["choices"][0]["text"])
+        except (KeyError, IndexError, TypeError):
+            raise ProbeError(f"a test question got {status} and no text") from None
+
+    wrong = await canary.problem(ask, answers=canary.known(spec))
+    if wrong is not None:
+        raise ProbeError(f"its answers make no sense: {wrong}")
+
+
+async def count(client: httpx2.AsyncClient, spec: EngineSpec) -> Traits:
+    """How the engine tokenizes a text and a conversation, and its longest request; None for what it does not
+    tell. vLLM reads `prompt`, llama.cpp `content`."""
+    text = {"model": spec.served_model, "prompt": TEXT, "content": TEXT}
+    chat = {"model": spec.served_model, "messages": CHAT, "add_generation_prompt": True}
+    found: list[Any] = []
+    for body in (text, chat):
+        status, reply = await _post(client, spec, "/tokenize", body)
+        found.append(reply if status == 200 and isinstance(reply, dict) and reply.get("tokens") else {})
+    length = found[0].get("max_model_len")
+    return {
+        "tokenizer": _known("token ids of a text", found[0].get("tokens")),
+        "chat_template": _known("token ids of a conversation", found[1].get("tokens")),
+        "max_length": _known("tokens", length),
+    }
+
+
+def _known(name: str, value: Any) -> Mapping[str, Any] | None:
+    return None if value is None else {name: value}
+
+
+async def _post(
+    client: httpx2.AsyncClient, spec: EngineSpec, path: str, body: Mapping[str, Any]
+) -> tuple[int, Any]:
+    """Status and JSON body. Raises ProbeError where there is no answer."""
+    import httpx2
+
+    headers = {"authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
+    try:
+        reply = await client.post(path, json=body, headers=headers, timeout=ASK_SECONDS)
+    except httpx2.HTTPError as error:
+        raise ProbeError(f"{path} got no answer: {type(error).__name__} {error}".strip()) from None
+    try:
+        return reply.status_code, reply.json()
+    except ValueError:
+        return reply.status_code, None
+
+
+async def _cache(
+    client: httpx2.AsyncClient, placement: Placement, log: Path | None
+) -> tuple[tuple[str, bool], ...]:
+    import httpx2
+
+    try:
+        told = (await client.get("/metrics")).text
+    except httpx2.HTTPError:
+        return ()
+    size = cache_size(told)
+    return () if size is None else (compare_cache(placement, size, launch.tail(log) if log else ""),)
+
+
+def cache_size(metrics: str) -> CacheSize | None:
+    """Of the text of vLLM's /metrics; None where it does not say."""
+    match = _CACHE.search(metrics)
+    labels = dict(_LABEL.findall(match[1])) if match else {}
+    try:
+        blocks, block = int(labels["num_gpu_blocks"]), int(labels["block_size"])
+    except (KeyError, ValueError):
+        return None
+    return CacheSize(blocks, block, labels.get("num_gpu_blocks_override", "None") != "None")
+
+
+def compare_cache(placement: Placement, size: CacheSize, log: str) -> tuple[str, bool]:
+    """One line on the KV cache, with the reason where it is not as planned; whether it is far off."""
+    has = f"KV cache: {size.blocks:,} blocks of {size.block} tokens"
+    pool = placement.pool
+    if pool is None or pool.blocks <= 0:
+        return f"{has}, read from the engine", False
+    off = size.tokens / (pool.blocks * pool.block) - 1
+    if abs(off) <= CLOSE:
+        return f"{has}, as planned", False
+    line = f"{has}, {abs(off):.0%} {'more' if off > 0 else 'fewer'} than the {pool.blocks:,} of the plan"
+    return f"{line}: {'; '.join(_reasons(placement, size, log))}", abs(off) > FAR
+
+
+def _reasons(placement: Placement, size: CacheSize, log: str) -> Iterator[str]:
+    if size.forced:
+        yield "the number of blocks is given by --num-gpu-blocks-override"
+        return
+    told = False
+    for pattern, planned, what in (
+        (_LOADED, placement.facts.weights, "the weights took"),
+        (_LEFT, placement.kv, "for the cache were left"),
+    ):
+        match = pattern.search(log)
+        if match is not None and planned is not None:
+            told = True
+            yield f"{what} {gib(int(float(match[1]) * GIB))}, planned {gib(planned)}"
+    if not told:
+        yield "the engine found other needs than the plan, see its log"
+    if placement.share is not None:
+        yield "if other programs used the GPU while it started, restart it; else set `share`"
