@@ -417,3 +417,61 @@ async def test_a_probe_of_an_odd_engine_leaves_no_connection(tmp_path: Path, scr
         assert served.engine("fast-0").state == "starting"
         assert len(pool.lent) <= 1
     await until(lambda: not engine.open)
+
+
+STALLED = {"every": "20ms", "down_after": 3, "stalled_after": "100ms"}
+HUNG = b"vllm:num_requests_running %d\n" + COUNTERS % (5, 0)
+CRITICAL = {"x-criticality": "high"}
+
+
+async def test_c31_traffic_leaves_an_engine_that_hangs_behind_a_good_health(tmp_path: Path) -> None:
+    hung, well, fast = FakeEngine(hang), FakeEngine(reply(CHAT.reply)), FakeEngine(reply(CHAT.reply))
+    hung.metrics = HUNG % 1
+    tiers = {"fast": fast, "exact": [hung, well]}
+    async with engines(hung, well, fast), serving(tmp_path, tiers, health=STALLED) as served:
+        engine = served.engine("exact-0")
+        asking = [
+            asyncio.create_task(ask(served.port, CHAT.path, CHAT.ask(), headers=CRITICAL)) for _ in range(3)
+        ]
+        await until(lambda: engine.state == "suspect")
+        assert "no new token" in engine.reason
+        probes, asked = len(hung.probes), hung.generations
+        for _ in range(20):
+            answer = await ask(served.port, CHAT.path, CHAT.ask(), headers=CRITICAL)
+            assert answer.headers["x-dualgauge-engine"] == "exact-1"
+        await until(lambda: len(hung.probes) > probes + 6)
+        assert (engine.state, hung.generations) == ("suspect", asked)
+        hung.metrics = (b"vllm:num_requests_running 1\n") + COUNTERS % (6, 1)
+        await until(lambda: engine.state == "ready")
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await until(lambda: served.clean)
+        assert fast.generations == 0
+
+
+async def test_a_critical_request_is_refused_where_the_only_exact_engine_hangs(tmp_path: Path) -> None:
+    hung, fast = FakeEngine(hang), FakeEngine(reply(CHAT.reply))
+    hung.metrics = HUNG % 1
+    async with (
+        engines(hung, fast),
+        serving(tmp_path, {"fast": fast, "exact": hung}, health=STALLED) as served,
+    ):
+        waiting = asyncio.create_task(ask(served.port, CHAT.path, CHAT.ask(), headers=CRITICAL))
+        await until(lambda: served.engine("exact-0").state == "suspect")
+        asked = hung.generations
+        for _ in range(5):
+            answer = await ask(served.port, CHAT.path, CHAT.ask(), headers=CRITICAL)
+            message = check_error(answer, 503, code="no_engine_ready")
+            assert "no new token" in message
+        assert (hung.generations, fast.generations) == (asked, 0)
+        # It has lost its requests: one at a time may try it.
+        hung.metrics = HUNG % 0
+        hung.script = reply(CHAT.reply)
+        await until(lambda: served.engine("exact-0").on_trial)
+        answer = await ask(served.port, CHAT.path, CHAT.ask(), headers=CRITICAL)
+        assert answer.headers["x-dualgauge-engine"] == "exact-0"
+        assert served.engine("exact-0").state == "ready"
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await until(lambda: served.clean)
