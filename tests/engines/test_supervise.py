@@ -1,13 +1,15 @@
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engines.launch import Command, ProbeError, Proof, StartError
 from engines.runfile import Process, UnitState
-from engines.supervise import LIMIT, Supervisor, Unit, delay
+from engines.supervise import LIMIT, OperationError, Supervisor, Unit, delay
 
 NOTHING = Command((), {})
 
@@ -315,6 +317,34 @@ def test_the_other_engine_is_left_alone_by_a_crash(world: World) -> None:
     assert world.history("exact-0") == ["starting", "warming", "ready", "stopping", "stopped"]
 
 
+def test_one_that_hangs_is_killed_and_started_again(world: World) -> None:
+    async def hang() -> None:
+        await world.supervisor.start(world.unit())
+        world.supervisor.kill_hung("fast-0", "no new token for 30 s")
+        world.supervisor.kill_hung("fast-0", "no new token for 32 s")
+        await world.until(lambda: world.history("fast-0").count("ready") == 2)
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(hang())
+    pause = next(state for state in world.states if state.state == "backoff")
+    assert pause.error == "no new token for 32 s; next start in 1 s"
+    assert world.last("fast-0").restarts == 1
+    assert len(world.launcher.children) == 2
+
+
+def test_one_that_is_drained_is_not_killed_as_hung(world: World) -> None:
+    async def nothing_runs() -> None: ...
+
+    async def drained() -> None:
+        await world.supervisor.start(world.unit())
+        await world.supervisor.drain("fast-0", nothing_runs)
+        world.supervisor.kill_hung("fast-0", "no new token for 30 s")
+        assert "kill fast-0" not in world.journal
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(drained())
+
+
 def test_stop_ends_all_and_restarts_nothing(world: World) -> None:
     async def stop() -> None:
         await world.supervisor.start(world.unit("fast-0"))
@@ -379,3 +409,243 @@ def test_a_port_that_another_process_serves_is_not_taken_for_ours(tmp_path: Path
         assert world.launcher.children == []
 
     asyncio.run(main())
+
+
+# what an operator asks for
+
+
+class FakeSleeper:
+    def __init__(self, journal: list[str], fault: ProbeError | None = None) -> None:
+        self._journal, self._fault = journal, fault
+
+    async def sleep(self) -> None:
+        self._journal.append("sleep")
+
+    async def wake(self) -> None:
+        self._journal.append("wake")
+        if self._fault is not None:
+            raise self._fault
+
+
+def sleeping(world: World, fault: ProbeError | None = None) -> Unit:
+    sleeper: Any = FakeSleeper(world.journal, fault)
+    return replace(world.unit(), sleeper=sleeper)
+
+
+class Requests:
+    """Requests that run on an engine, until they are let go."""
+
+    def __init__(self, journal: list[str]) -> None:
+        self._journal = journal
+        self.ended = asyncio.Event()
+
+    async def idle(self) -> None:
+        self._journal.append("waits")
+        await self.ended.wait()
+        self._journal.append("idle")
+
+
+def test_a_restart_waits_for_requests_and_is_no_failure(world: World) -> None:
+    async def main() -> None:
+        await world.supervisor.start(world.unit())
+        requests = Requests(world.journal)
+        restarting = asyncio.create_task(world.supervisor.restart("fast-0", requests.idle))
+        await world.until(lambda: "waits" in world.journal)
+        assert world.last("fast-0").state == "draining"
+        assert not world.launcher.children[0].ended.done()
+        requests.ended.set()
+        await restarting
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+    at = world.journal.index
+    assert at("idle") < at("terminate fast-0")
+    assert world.history("fast-0")[2:7] == ["ready", "draining", "stopping", "starting", "warming"]
+    assert "backoff" not in world.history("fast-0")
+    assert world.last("fast-0").restarts == 1
+
+
+def test_a_restart_now_waits_for_nobody(world: World) -> None:
+    async def main() -> None:
+        await world.supervisor.start(world.unit())
+        await world.supervisor.restart("fast-0", None)
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+    assert "draining" not in world.history("fast-0")
+    assert len(world.launcher.children) == 2
+
+
+def test_an_engine_that_was_given_up_can_be_restarted(world: World) -> None:
+    async def main() -> None:
+        await world.supervisor.start(world.unit())
+        world.launcher.codes = [1] * (LIMIT - 1)
+        world.launcher.children[0].end(1)
+        await world.until(lambda: world.last("fast-0").state == "failed")
+        await world.supervisor.restart("fast-0", None)
+        assert world.last("fast-0").state == "ready"
+        world.launcher.children[-1].end(1)
+        await world.until(lambda: world.history("fast-0")[-1] == "ready" and len(world.launcher.children) > 6)
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+
+
+def test_a_pause_after_a_crash_is_cut_short_by_a_restart(world: World) -> None:
+    async def main() -> None:
+        await world.supervisor.start(world.unit(checks=0))
+        world.time.frozen = True
+        world.launcher.children[0].end(1)
+        await world.until(lambda: world.last("fast-0").state == "backoff")
+        world.time.frozen = False
+        await world.supervisor.restart("fast-0", None)
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+    assert len(world.launcher.children) == 2
+
+
+def test_a_drain_that_is_given_up_gives_the_engine_back(world: World) -> None:
+    async def main() -> None:
+        await world.supervisor.start(world.unit())
+        draining = asyncio.create_task(world.supervisor.drain("fast-0", Requests(world.journal).idle))
+        await world.until(lambda: world.last("fast-0").state == "draining")
+        draining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+        assert world.last("fast-0").state == "ready"
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+
+
+def test_one_thing_at_a_time_is_done_to_an_engine(world: World) -> None:
+    async def main() -> None:
+        await world.supervisor.start(world.unit())
+        requests = Requests(world.journal)
+        draining = asyncio.create_task(world.supervisor.drain("fast-0", requests.idle))
+        await world.until(lambda: world.last("fast-0").state == "draining")
+        with pytest.raises(OperationError, match="fast-0 is draining: wait until that has ended"):
+            await world.supervisor.restart("fast-0", None)
+        requests.ended.set()
+        await draining
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+
+
+def test_a_crash_while_it_drains_is_told_and_mended(world: World) -> None:
+    async def main() -> None:
+        await world.supervisor.start(world.unit())
+        requests = Requests(world.journal)
+        draining = asyncio.create_task(world.supervisor.drain("fast-0", requests.idle))
+        await world.until(lambda: world.last("fast-0").state == "draining")
+        world.launcher.children[0].end(137)
+        await world.until(lambda: world.last("fast-0").state == "backoff")
+        requests.ended.set()
+        with pytest.raises(OperationError, match="ended by itself meanwhile"):
+            await draining
+        await world.until(lambda: world.last("fast-0").state == "ready")
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+    assert len(world.launcher.children) == 2
+
+
+def test_a_drained_engine_stays_so_after_a_crash(world: World) -> None:
+    async def main() -> None:
+        requests = Requests(world.journal)
+        requests.ended.set()
+        await world.supervisor.start(world.unit())
+        await world.supervisor.drain("fast-0", requests.idle)
+        world.launcher.children[0].end(137)
+        await world.until(lambda: world.history("fast-0")[-3:] == ["starting", "warming", "drained"])
+        await world.supervisor.resume("fast-0")
+        assert world.last("fast-0").state == "ready"
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+
+
+def test_it_sleeps_when_nothing_runs_and_is_proven_when_it_wakes(world: World) -> None:
+    async def main() -> None:
+        requests = Requests(world.journal)
+        requests.ended.set()
+        await world.supervisor.start(sleeping(world))
+        world.journal.clear()
+        await world.supervisor.sleep("fast-0", requests.idle)
+        assert world.last("fast-0").state == "asleep"
+        assert await world.supervisor.wake("fast-0") is None
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+    assert world.journal == [
+        *("waits", "idle", "sleep", "wake", "warm fast-0", "closed fast-0", "terminate fast-0"),
+    ]
+    assert world.history("fast-0")[2:] == [
+        *("ready", "draining", "asleep", "waking", "ready", "stopping", "stopped"),
+    ]
+
+
+def test_one_that_does_not_wake_is_started_anew(world: World) -> None:
+    async def main() -> None:
+        requests = Requests(world.journal)
+        requests.ended.set()
+        await world.supervisor.start(sleeping(world, ProbeError("it did not wake up")))
+        await world.supervisor.sleep("fast-0", requests.idle)
+        assert await world.supervisor.wake("fast-0") == "it did not wake up"
+        assert world.last("fast-0").state == "ready"
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+    assert len(world.launcher.children) == 2
+
+
+def test_what_cannot_sleep_says_so(world: World) -> None:
+    async def main() -> None:
+        await world.supervisor.start(world.unit())
+        with pytest.raises(OperationError, match="fast-0 cannot sleep"):
+            await world.supervisor.sleep("fast-0", Requests(world.journal).idle)
+        assert world.last("fast-0").state == "ready"
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+
+
+def test_a_proof_and_the_log_are_in_the_state(world: World) -> None:
+    async def main() -> None:
+        await world.supervisor.start(world.unit())
+        assert world.last("fast-0").notes == ("fast-0 is proven",)
+        assert world.last("fast-0").warnings == ()
+        (world.folder / "fast-0.log").write_text("CUDA error: unspecified launch failure\n")
+        world.supervisor.look()
+        (warning,) = world.last("fast-0").warnings
+        assert warning.startswith("CUDA error: ")
+        changes = len(world.states)
+        world.supervisor.look()
+        assert len(world.states) == changes
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+
+
+def test_two_supervisors_start_on_one_gpu_one_after_the_other(tmp_path: Path) -> None:
+    async def main() -> tuple[World, World]:
+        worlds = World(tmp_path), World(tmp_path)
+        for world in worlds:
+            world.supervisor = Supervisor(
+                world.launcher, world.states.append, clock=world.time, locks=tmp_path / "locks"
+            )
+        one, other = worlds
+        other.journal = other.launcher.journal = one.journal
+        first = asyncio.create_task(one.supervisor.start(one.unit("fast-0", checks=2)))
+        await one.until(lambda: "start fast-0" in one.journal)
+        await asyncio.gather(first, other.supervisor.start(other.unit("exact-0")))
+        for world, name in ((one, "fast-0"), (other, "exact-0")):
+            await world.supervisor.stop([name])
+        return worlds
+
+    one, other = asyncio.run(main())
+    assert one.journal.index("warm fast-0") < one.journal.index("start exact-0")
+    waiting = next(state for state in other.states if state.state == "waiting")
+    assert waiting.error == f"another `dualgauge up` (pid {os.getpid()}) starts an engine on gpu:0"
