@@ -3,7 +3,7 @@ given back, expired, lost with its process or reloaded, they decide alike and ho
 
 The model is what `docs/limits.md` promises, in fractions. A program is drawn as bytes, four a step;
 `LIMITS_STEPS` says how many steps the store in memory makes. Redis, which is asked over a socket, makes
-a quarter of them.
+half of them.
 """
 
 from __future__ import annotations
@@ -359,7 +359,7 @@ def client() -> Iterator[Redis]:
 
 
 @needs_redis
-@play_many(STEPS // 4)
+@play_many(STEPS // 2)
 @given(program=PROGRAMS)
 def test_the_store_in_redis_is_the_model(client: Redis, program: bytes) -> None:
     clock = Clock()

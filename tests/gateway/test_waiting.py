@@ -108,8 +108,7 @@ async def test_one_more_waits_and_is_told_how_long(tmp_path: Path) -> None:
     plan = policy("default: {concurrent: 1, wait: 20s, requests: 10/day}")
     async with engines(engine), serving(tmp_path, {"fast": engine}, policy=plan) as served:
         first, second = (asyncio.create_task(asked(served)) for _ in range(2))
-        await until(lambda: waiting(served) == 1)
-        assert engine.generations == 1
+        await until(lambda: waiting(served) == 1 and engine.generations == 1)
         assert served.gateway.store.usage()["anonymous"]["requests"] == pytest.approx(9, abs=0.01)
         gate.open(2)
         assert "x-dualgauge-queue-seconds" not in (await first).headers
