@@ -14,9 +14,8 @@ from engines.health import Schedule, Watch
 from engines.launch import client
 from engines.spec import EngineSpec
 
-Restart = Callable[[str, str], Awaitable[None]]
-"""(engine, why): end it and start it; returns when it serves again, or will not. Leaves one alone that it is
-about to start, that sleeps or that has ended by itself."""
+Kill = Callable[[str, str], None]
+"""(engine, why): end it at once, so that it is started again."""
 
 
 async def fetch(spec: EngineSpec, path: str, seconds: float) -> tuple[int, bytes]:
@@ -40,14 +39,14 @@ class Hangs:
         self,
         specs: Sequence[EngineSpec],
         schedule: Schedule,
-        restart: Restart,
+        kill: Kill,
         clock: Callable[[], float],
         ask: Callable[[EngineSpec, str, float], Awaitable[tuple[int, bytes]]] = fetch,
     ) -> None:
         self._fleet = Fleet(specs, tuple(dict.fromkeys(spec.tier for spec in specs)))
         self._watch = Watch(self._fleet, ask, schedule, clock)
         self._schedule = schedule
-        self._restart = restart
+        self._kill = kill
         self._clock = clock
 
     async def run(self) -> None:
@@ -65,8 +64,8 @@ class Hangs:
             silent = 0.0 if answered is None else now - answered
             if engine.doubt == "stalled" or silent >= self._schedule.stalled_after:
                 why = f"no answer for {silent:.0f} s, {engine.reason}" if silent else engine.reason
-                await self._restart(engine.spec.name, why)
+                self._kill(engine.spec.name, why)
                 answered = None
                 engine.progress.forget()
-                self._fleet.set_state(engine, "starting", "it was restarted")
+                self._fleet.set_state(engine, "starting", "it is started again")
             await asyncio.sleep(self._schedule.every)

@@ -63,7 +63,8 @@ class OperationError(Exception):
 
 @dataclass(slots=True)
 class _Kept:
-    """`parked` is the state that an operator chose for it, which outlasts a restart; else empty."""
+    """`parked` is the state that an operator chose for it, which outlasts a restart; else empty. `hung` is
+    why it was killed, where it was."""
 
     unit: Unit
     state: UnitState
@@ -74,6 +75,7 @@ class _Kept:
     parked: str = ""
     proof: Proof = NOTHING_YET
     trouble: tuple[str, ...] = ()
+    hung: str = ""
     busy: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
     watch: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -132,6 +134,14 @@ class Supervisor:
             if trouble != kept.trouble:
                 kept.trouble = trouble
                 self._set(kept)
+
+    def kill_hung(self, name: str, why: str) -> None:
+        """End one that lives and does not work; it is started again as after a crash. One that is not in
+        service, or of which something is asked, is left alone."""
+        kept = self._kept[name]
+        if kept.state.state == "ready" and kept.child is not None and not kept.busy.locked():
+            kept.hung = why
+            kept.child.kill()
 
     # What an operator asks for. Each raises OperationError; cancelled while requests still run, it is undone.
 
@@ -358,7 +368,8 @@ class Supervisor:
                 kept.child = None
                 if self._clock() - kept.ready_at >= HEALTHY_AFTER:
                     kept.failures = 0
-                reason = launch.describe_exit(code)
+                reason = kept.hung or launch.describe_exit(code)
+                kept.hung = ""
             while reason is not None:
                 kept.failures += 1
                 if kept.failures >= LIMIT:

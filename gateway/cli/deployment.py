@@ -20,6 +20,8 @@ from typing import Any
 import msgspec
 
 from engines import home, runfile, vllm
+from engines.hangs import Hangs
+from engines.health import Schedule
 from engines.launch import Command, EngineProbe, HealthProbe, Launcher, StartError, rotate
 from engines.plan import Placement, Plan
 from engines.proving import Prover
@@ -142,6 +144,13 @@ class Deployment:
             launcher, self._changed, clock=time.monotonic, locks=home.data_home() / "locks"
         )
         self._gate = Gate(prepared.config)
+        health = prepared.config.health
+        self._hangs = Hangs(
+            [placement.spec for placement in prepared.plan.placements],
+            Schedule(health.every, health.down_after, health.up_after, health.stalled_after),
+            self._supervisor.kill_hung,
+            time.monotonic,
+        )
 
     async def run(self, stop: asyncio.Event, hurry: asyncio.Event) -> bool:
         """Start everything, return after `stop` was set and all has ended; `hurry` cuts the ending short.
@@ -168,8 +177,9 @@ class Deployment:
         return up
 
     async def _attend(self, stop: asyncio.Event) -> None:
-        """What is done while all serves: orders, holds, logs."""
-        tasks = [asyncio.create_task(self._gate.run()), asyncio.create_task(self._look_at_logs())]
+        """What is done while all serves: orders, holds, logs, engines that hang."""
+        work = (self._gate.run(), self._look_at_logs(), self._hangs.run())
+        tasks = [asyncio.create_task(part) for part in work]
         try:
             async with control.listening(self._paths.control, self._carry_out, self._waits):
                 await stop.wait()

@@ -37,13 +37,13 @@ class World:
             return answer, b""
         return 200, FIGURES % self.figures(self.probes)
 
-    async def restart(self, name: str, why: str) -> None:
+    def kill(self, name: str, why: str) -> None:
         self.restarted.append((name, why))
 
     def run(self, probes: int) -> list[tuple[str, str]]:
         """What was restarted, and why, in so many probes."""
         specs = [EngineSpec(n, "fast", "vllm", "http://h:1", "m", "awq") for n in ("hung", "well")]
-        hangs = Hangs(specs, Schedule(0, 3, 1, 30), self.restart, lambda: self.now, self.ask)
+        hangs = Hangs(specs, Schedule(0, 3, 1, 30), self.kill, lambda: self.now, self.ask)
 
         async def main() -> None:
             task = asyncio.create_task(hangs.run())
