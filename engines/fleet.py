@@ -51,6 +51,8 @@ class Engine:
     breaker: Breaker = field(default_factory=Breaker)
     progress: Progress = field(default_factory=Progress)
     seed: int = 0
+    manifest: str = ""
+    """`sha256:…` of its model's manifest, where Dualgauge starts it and the model has one."""
     held: str = ""
     """Why it takes no new request, however healthy it is: it drains, or is not proven yet."""
 

@@ -29,7 +29,8 @@ class EngineSpec:
     `url` is `http://host:port`, `https://host:port` or `unix:/path/to.sock`; for an engine that we launch it
     is made from `port`. `served_model` is the name the engine answers to. `share` is the part of the GPU's
     memory (0..1), None where it is to be planned. `model` is a hub name or an absolute folder. `priorities`
-    says that the engine schedules by priority: others refuse a request that has one.
+    says that the engine schedules by priority: others refuse a request that has one. `allow` is what is not
+    refused in the model's folder (`engines.contents`), `manifest` the `sha256:…` that its manifest must have.
     """
 
     name: str
@@ -46,6 +47,8 @@ class EngineSpec:
     api_key: str | None = field(default=None, repr=False)
     timeouts: Timeouts = Timeouts()
     priorities: bool = False
+    allow: frozenset[str] = frozenset()
+    manifest: str | None = None
 
     @property
     def launched(self) -> bool:

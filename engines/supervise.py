@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from engines import device_lock, launch
+from engines.integrity import IntegrityError
 from engines.launch import Child, Command, Launcher, Probe, ProbeError, Proof, Sleep, StartError
 from engines.runfile import UnitState
 from engines.sleeping import Sleeper
@@ -35,7 +36,8 @@ class Unit:
     """One process to keep. `device` is what its start may not share with another's.
 
     `timeout` is how long it may take to become healthy, `grace` how long it may take to end, in seconds.
-    `sleeper` is None for what cannot sleep.
+    `sleeper` is None for what cannot sleep. `check` is asked before each start whether what it will open may
+    be opened; it raises IntegrityError.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Unit:
     grace: float
     tier: str | None = None
     sleeper: Sleeper | None = None
+    check: Callable[[], Awaitable[None]] | None = None
 
 
 NOTHING_YET = Proof()
@@ -296,6 +299,12 @@ class Supervisor:
                 what = f"was not started: another process answers at {unit.url}; end it, or change the port"
                 raise StartError(unit.name, what, unit.log)
             self._set(kept, state="starting", pid=None, keeper=None)
+            if unit.check is not None:
+                try:
+                    await unit.check()
+                except IntegrityError as error:
+                    what = "was not started: its model is not what it should be"
+                    raise StartError(unit.name, what, unit.log, error.problems) from None
             child = await self._launch(unit)
             kept.child = child
             self._set(kept, pid=child.pid, keeper=child.keeper)

@@ -17,13 +17,14 @@ def find(specs: Iterable[EngineSpec], env: Mapping[str, str] = os.environ) -> Pa
     """The tokenizer.json of the first engine whose model is on this machine: all serve one model, so all have
     the same."""
     for spec in specs:
-        folder = _folder(spec.model or "", env)
-        if folder is not None and (folder / NAME).is_file():
-            return folder / NAME
+        place = folder(spec.model or "", env)
+        if place is not None and (place / NAME).is_file():
+            return place / NAME
     return None
 
 
-def _folder(model: str, env: Mapping[str, str]) -> Path | None:
+def folder(model: str, env: Mapping[str, str] = os.environ) -> Path | None:
+    """Where a model is, or would be, that is given as a folder, of the demo or by its hub name."""
     if Path(model).is_absolute():
         return Path(model)
     if model.startswith(DEMO_PREFIX):

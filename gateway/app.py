@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+from engines import manifest, tokenizer_file
 from engines.fleet import Fleet
 from engines.health import Schedule, Watch
 from engines.spec import EngineSpec
@@ -44,6 +45,8 @@ def build(config: Config, tracer: Tracer | None = None, access: AccessLog | None
     clock = time.monotonic
     rand = random.Random()  # noqa: S311 - ids and sampling, no secrets
     fleet = Fleet(config.engines, config.tiers, rand)
+    for engine in fleet.engines:
+        engine.manifest = _manifest(engine.spec)
     store = _store(config, clock, rand)
     stamps: Stamps = {}
     snapshot, problem = read_snapshot(config, stamps=stamps)
@@ -93,6 +96,14 @@ def _decisions(config: Config, metrics: Metrics) -> Decisions | None:
         return None
     log = DecisionLog(Path(part.path), part.size, part.keep, metrics.decisions_dropped)
     return Decisions(log, measure_all=part.signals == "all")
+
+
+def _manifest(spec: EngineSpec) -> str:
+    """As the file is now, which `up` checks at each start of the engine."""
+    place = tokenizer_file.folder(spec.model or "") if spec.launched else None
+    if place is None:
+        return ""
+    return manifest.digest(place if place.is_dir() else place.parent) or ""
 
 
 def _store(config: Config, clock: Callable[[], float], rand: random.Random) -> Store:

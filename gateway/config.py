@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from engines.address import Address
+from engines.contents import Allowed
 from engines.parity import Aspect
 from engines.spec import EngineSpec, Kind, Timeouts
 from policies import units
@@ -37,6 +38,7 @@ AT_LEAST_NONE = ("stop", "logprobs", "bad_words", "token_ids", "logit_bias")
 HOST = r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
 FETCH = re.compile(rf"\*|(?:\*\.)?{HOST}")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
+MANIFEST = re.compile(r"sha256:[0-9a-f]{64}")
 STORE = re.compile(r"rediss?(\+sentinel|\+cluster)?|unix")
 OTLP = re.compile(r"(https?|grpcs?)://[^/]")
 OTLP_GRPC_PORT = 4317
@@ -173,6 +175,11 @@ class DecisionLogPart(Part, frozen=True):
     signals: Literal["all", "used"] = "all"
 
 
+class IntegrityPart(Part, frozen=True):
+    manifest: Literal["auto", "required"] = "auto"
+    public_key: str | None = None
+
+
 class EnginePart(Part, frozen=True):
     name: str
     tier: str
@@ -189,6 +196,8 @@ class EnginePart(Part, frozen=True):
     api_key: str | None = None
     timeouts: EngineTimeouts = EngineTimeouts()
     priorities: bool | None = None
+    allow: list[Allowed] = []
+    manifest: str | None = None
 
 
 class File(Part, frozen=True):
@@ -211,6 +220,7 @@ class File(Part, frozen=True):
     retries: Retries = Retries()
     bounds: Bounds = Bounds()
     parity: ParityPart = ParityPart()
+    integrity: IntegrityPart = IntegrityPart()
     shutdown_grace: Seconds = Seconds(120)
 
 
@@ -236,6 +246,7 @@ class Config(msgspec.Struct, frozen=True):
     retries: Retries
     bounds: Bounds
     parity: ParityPart
+    integrity: IntegrityPart
     tokenizer: str
     shutdown_grace: float
     hash: str
@@ -285,6 +296,7 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
         health=file.health,
         retries=file.retries,
         bounds=file.bounds,
+        integrity=_integrity(document, file.integrity, folder),
         parity=file.parity,
         tokenizer=_tokenizer(document, file.tokenizer, folder),
         shutdown_grace=file.shutdown_grace,
@@ -330,7 +342,20 @@ def _engine(part: EnginePart, index: int, file: File, folder: Path) -> EngineSpe
             total=_or(own.total, common.total),
         ),
         priorities=_by_priority(part.args) if part.priorities is None else part.priorities,
+        allow=frozenset(part.allow),
+        manifest=part.manifest,
     )
+
+
+def _integrity(document: Document, part: IntegrityPart, folder: Path) -> IntegrityPart:
+    """With the key's absolute path. Raises ProblemsError where no such file is there."""
+    if part.public_key is None:
+        return part
+    key = _absolute(folder, part.public_key)
+    if not key.is_file():
+        message = f"there is no {key}: name the PEM file of the public key that models are signed for"
+        raise ProblemsError([document.problem(("integrity", "public_key"), message)])
+    return msgspec.structs.replace(part, public_key=str(key))
 
 
 def _by_priority(args: list[str]) -> bool:
@@ -564,6 +589,15 @@ class _Checks:
             for name, value in msgspec.structs.asdict(engine.timeouts).items()
             if value is not None and value < 0.001
         )
+        if engine.manifest is not None and not MANIFEST.fullmatch(engine.manifest):
+            message = "the sha256 of a manifest, as `dualgauge models manifest` prints it: sha256:…"
+            found.append(self._at((*at, "manifest"), message))
+        if engine.kind in ("external", "hosted"):
+            found.extend(
+                self._at((*at, key), "only the model of an engine that is started here can be checked")
+                for key in ("allow", "manifest")
+                if getattr(engine, key)
+            )
         if engine.gpu is not None and engine.gpu < 0:
             found.append(self._at((*at, "gpu"), "GPUs are counted from 0"))
         if engine.port is not None and not 0 < engine.port <= LAST_PORT:

@@ -456,6 +456,8 @@ class Exchange:
             self._decision_lines(),
             lease.headers if lease is not None else b"",
         )
+        if record.target is not None and record.target.manifest:
+            head += b"x-dualgauge-model-manifest: %b\r\n" % record.target.manifest.encode()
         if record.degraded:
             head += b"x-dualgauge-degraded: true\r\n"
         if record.moved_because:

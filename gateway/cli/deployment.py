@@ -22,11 +22,13 @@ import msgspec
 from engines import home, runfile, vllm
 from engines.hangs import Hangs
 from engines.health import Schedule
+from engines.integrity import Checker, Expected
 from engines.launch import Command, EngineProbe, HealthProbe, Launcher, StartError, rotate
 from engines.plan import Placement, Plan
 from engines.proving import Prover
 from engines.runfile import Paths, Run, UnitState
 from engines.sleeping import Sleeper
+from engines.spec import EngineSpec
 from engines.supervise import OperationError, Supervisor, Unit
 from gateway.cli import control
 from gateway.cli.control import ControlError, Order, Say
@@ -45,13 +47,15 @@ Listener = Callable[[Run], None]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that a start needs: where each engine runs, with which interpreter, from which folder."""
+    """All that a start needs: where each engine runs, with which interpreter, from which folder. `signing` is
+    the interpreter that checks signatures, where they are asked for."""
 
     config: Config
     plan: Plan
     pythons: Mapping[str, Path]
     models: Mapping[str, Path]
     listen: str | None = None
+    signing: Path | None = None
 
     @property
     def base_url(self) -> str:
@@ -92,7 +96,21 @@ def _engine_unit(
         grace=ENGINE_STOP,
         tier=spec.tier,
         sleeper=Sleeper(spec),
+        check=_checker(spec, prepared).check,
     )
+
+
+def _checker(spec: EngineSpec, prepared: Prepared) -> Checker:
+    integrity = prepared.config.integrity
+    expected = Expected(
+        args=spec.args,
+        allow=spec.allow,
+        pinned=spec.manifest,
+        manifest_required=integrity.manifest == "required",
+        public_key=Path(integrity.public_key) if integrity.public_key else None,
+        python=prepared.signing,
+    )
+    return Checker(prepared.models[spec.name], expected)
 
 
 def gateway_unit(prepared: Prepared, paths: Paths, env: Mapping[str, str] = os.environ) -> Unit:

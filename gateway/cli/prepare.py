@@ -68,7 +68,10 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     )
     if placed.placements:
         show_plan(placed, view)
-    return Prepared(config, placed, engines, folders, address)
+    signing = (
+        environment("model-signing", view) if config.integrity.public_key and placed.placements else None
+    )
+    return Prepared(config, placed, engines, folders, address, signing)
 
 
 def show_plan(placed: Plan, view: View) -> None:
@@ -148,9 +151,10 @@ def check_ports(wanted: Iterable[Listener]) -> None:
 
 
 def environment(kind: EnvironmentKind, view: View) -> Path:
-    """The interpreter that has vLLM: the operator's own, else our environment's, installed where needed."""
+    """The interpreter of a kind: for vLLM the operator's own where there is one, else our environment's,
+    installed where needed."""
     own = os.environ.get(OWN_PYTHON)
-    if own is not None:
+    if own is not None and kind in ("vllm", "vllm-cpu"):
         if not os.access(own, os.X_OK):
             raise Failure(f"{OWN_PYTHON}={own} is no program; name the Python of a place that has vLLM")
         return Path(own)

@@ -216,6 +216,7 @@ def _own_attributes(record: Record) -> Attributes:
         "dualgauge.tier": record.tier,
         "dualgauge.engine": record.engine,
         "dualgauge.precision": record.precision,
+        "dualgauge.model_manifest": "" if record.target is None else record.target.manifest,
         "dualgauge.rule": record.rule,
         "dualgauge.reason": "; ".join(filter(None, (record.reason, record.moved_because))),
         "dualgauge.policy_hash": record.policy_hash,

@@ -14,8 +14,10 @@ from gateway.config import (
     EnginePart,
     File,
     Health,
+    IntegrityPart,
     LimitsPart,
     LogsPart,
+    ParityPart,
     Retries,
     Telemetry,
     TimeoutsPart,
@@ -34,6 +36,8 @@ PARTS = {
     "health": Health,
     "retries": Retries,
     "bounds": Bounds,
+    "integrity": IntegrityPart,
+    "parity": ParityPart,
 }
 
 
