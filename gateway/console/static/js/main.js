@@ -158,6 +158,7 @@ async function signIn(event) {
 
 async function signOut() {
   await api.signOut().catch(() => null);
+  session = null;
   cursor = "";
   decisions.clear();
   poll();

@@ -52,9 +52,9 @@ export function explanation(told) {
       fact("Traced", told.trace ? "always" : null),
       fact("Prompt tokens", told.prompt_tokens),
       fact("Policy", told.policy.hash)),
-    h("h4", {}, "Signals"),
+    h("h3", {}, "Signals"),
     Object.keys(told.signals).length ? signalTable(told) : h("p", { class: "hint" }, "None was needed."),
-    h("h4", {}, "Rules"),
+    h("h3", {}, "Rules"),
     told.rules
       ? h("ol", { class: "rules" }, told.rules.map(ruleLine))
       : h("p", { class: "hint" }, "No console was open when this was decided: the rules that did not decide, and other signals, were not looked at."),
