@@ -196,12 +196,12 @@ def _synchronised() -> bool:
 
 
 def system(limit: int | None = None) -> Iterator[Finding]:
-    """How many connections this process may hold: each request takes two."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if limit is None else limit
-    if soft < OPEN_FILES:
-        do = "`ulimit -n 65536`, LimitNOFILE=65536 in a systemd unit, `ulimits` in a compose file"
+    """How many connections a gateway may hold, two a request: it raises its own limit to the system's."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if limit is None else limit
+    if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
+        do = "`ulimit -Hn 65536` as root, LimitNOFILE=65536 in a systemd unit, `ulimits` in a compose file"
         yield Finding(
-            "warning", f"{soft} open files are allowed, so about {soft // 2} requests at a time", do
+            "warning", f"{hard} open files are allowed, so about {hard // 2} requests at a time", do
         )
 
 
