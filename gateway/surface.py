@@ -90,6 +90,7 @@ def status_body(gateway: Gateway) -> dict[str, object]:
                 "url": engine.spec.url,
                 "state": engine.state,
                 "reason": engine.reason,
+                "held": engine.held,
                 "in_flight": engine.in_flight,
                 "running": engine.running,
                 "waiting": engine.waiting,

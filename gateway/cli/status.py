@@ -96,6 +96,7 @@ def status(config: Config, run: Run | None, answer: Mapping[str, Any] | None) ->
     return {
         "ready": answer is not None and all(tiers.values()),
         "config": str(config.path),
+        "console": f"{config.admin.url}/console/",
         "base_url": run.base_url if run is not None else f"{config.listen.url}/v1",
         "phase": run.phase if run is not None and (alive or run.phase == "failed") else None,
         "pid": run.owner.pid if run is not None and alive else None,
@@ -158,6 +159,7 @@ def describe(body: Mapping[str, Any], trouble: str) -> list[str]:
         lines.append(
             f"gateway: {body['base_url']}, policy {policy.get('file', '?')} {policy.get('hash', '')}"
         )
+        lines.append(f"console: {body['console']}")
         if policy.get("reload_error"):
             lines.append(f"the policy could not be reloaded:\n{policy['reload_error']}")
         lines += _shadow(policy)

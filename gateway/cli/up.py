@@ -183,7 +183,7 @@ def announce(prepared: Prepared, view: View) -> None:
     view.say("Try it:")
     curl = f"curl -s {prepared.base_url}/chat/completions{key}"
     view.say(f"  {curl} -H 'content-type: application/json' -d '{body}'")
-    view.say(f"Engines and tiers: dualgauge status; admin: {config.admin.url}")
+    view.say(f"Engines and tiers: dualgauge status; console: {config.admin.url}/console/")
 
 
 def _spawn(prepared: Prepared, paths: Paths) -> subprocess.Popen[bytes]:

@@ -150,6 +150,16 @@ async def test_an_engine_goes_down_and_comes_back(tmp_path: Path) -> None:
         await expect(page.locator("#notices")).to_be_empty()
 
 
+async def test_an_engine_that_is_held_back_is_not_ready(tmp_path: Path) -> None:
+    async with stand(tmp_path) as here, here.open() as opened:
+        tier = opened.page.locator("section.tier", has_text="exact-0")
+        await expect(tier.locator(".engine .pill")).to_have_text("ready")
+        here.served.engine("exact-0").held = "it drains"
+        await expect(tier.locator(".engine .pill")).to_have_text("held")
+        await expect(tier.locator(".reason")).to_have_text("it drains")
+        await expect(tier.locator(".head .pill")).to_have_text("0 of 1 ready")
+
+
 async def test_figures_are_drawn_as_they_come(tmp_path: Path) -> None:
     async with stand(tmp_path) as here, here.open() as opened:
         await here.say()

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from gateway.cli.status import describe, status
+from gateway.config import parse
 from gateway.console.access import COOKIE, SESSION_SECONDS, Access, is_loopback
 from gateway.console.live import AT_ONCE, FRESH_SECONDS, Live
 from gateway.console.page import STATIC
 from gateway.telemetry.recent import EACH_LOOK
 from tests.support.client import Reply, ask, get, until
 from tests.support.engine import FakeEngine, engines, hang, reply, stream
-from tests.support.serving import Served, serving
+from tests.support.serving import Served, deployment, serving
 from tests.support.shapes import ANTHROPIC, CHAT, check_openai, events
 
 TOKEN = "s3cret"
@@ -548,3 +550,22 @@ async def test_tenants_stand_against_their_plans(tmp_path: Path) -> None:
         (acme,) = told["organisations"]
         assert acme["limits"][0]["used"] == pytest.approx(3, abs=0.6)
         assert told["more"] == 0
+
+
+async def test_status_names_the_console(tmp_path: Path) -> None:
+    async with serving(tmp_path, DOWN, wait=False) as served:
+        config = parse(
+            json.dumps(deployment(DOWN, admin="0.0.0.0:8081", admin_token=TOKEN)), tmp_path / "d", {}
+        )
+        answer = (await get(served.admin, "/admin/status")).json
+        body = status(config, None, answer)
+        assert body["console"] == "http://127.0.0.1:8081/console/"
+        assert f"console: {body['console']}" in describe(body, "")
+        assert not any(line.startswith("console") for line in describe(status(config, None, None), "gone"))
+
+
+async def test_an_engine_that_is_held_back_says_why(tmp_path: Path) -> None:
+    async with engines(fast := FakeEngine()), serving(tmp_path, {"fast": fast}) as served:
+        served.engine("fast-0").held = "it drains"
+        (shown,) = (await live(served))["state"]["engines"]
+        assert (shown["state"], shown["held"]) == ("ready", "it drains")

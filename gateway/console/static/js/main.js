@@ -19,7 +19,7 @@ let cursor = "";
 let timer = 0;
 let asking = false;
 let session = null;
-let states = new Map();
+const states = new Map();
 
 const view = () => (VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "live");
 
@@ -77,8 +77,9 @@ function announce() {
   const said = [];
   for (const engine of state.engines) {
     const before = states.get(engine.name);
-    if (before !== undefined && before !== engine.state) said.push(`${engine.name} is ${engine.state}`);
-    states.set(engine.name, engine.state);
+    const now = tiers.stateOf(engine);
+    if (before !== undefined && before !== now) said.push(`${engine.name} is ${now}`);
+    states.set(engine.name, now);
   }
   if (said.length) say(said.join(", "));
 }

@@ -5,12 +5,13 @@ import { Sparkline } from "./charts.js";
 import { percent, rate, seconds } from "./format.js";
 import * as history from "./history.js";
 
-const KINDS = { ready: "good", starting: "warn", suspect: "warn", asleep: "warn", draining: "warn", held: "warn", down: "bad" };
+const KINDS = { ready: "good", starting: "warn", suspect: "warn", asleep: "warn", held: "warn", down: "bad" };
 
 let shape = "";
 let cards = [];
 
-export const kindOf = (state) => KINDS[state] ?? "warn";
+// What holds an engine back from new requests counts for more than its health.
+export const stateOf = (engine) => (engine.state === "ready" && engine.held ? "held" : engine.state);
 export const tierClass = (tiers, tier) => `tier-${Math.max(0, Object.keys(tiers).indexOf(tier)) % 6}`;
 
 const figure = (label) => {
@@ -45,9 +46,10 @@ class EngineCard {
   }
 
   show(engine) {
-    setText(this.state, engine.state);
-    setAttribute(this.state, "data-kind", kindOf(engine.state));
-    setText(this.reason, engine.state === "ready" ? "" : engine.reason);
+    const state = stateOf(engine);
+    setText(this.state, state);
+    setAttribute(this.state, "data-kind", KINDS[state] ?? "warn");
+    setText(this.reason, state === "ready" ? "" : engine.held || engine.reason);
     const known = engine.state === "ready";
     setText(this.figures.running.value, known ? String(Math.max(engine.running, 0)) : "–");
     setText(this.figures.waiting.value, known ? String(engine.waiting) : "–");
@@ -89,7 +91,7 @@ class TierCard {
 
   show(state) {
     const engines = state.engines.filter((one) => one.tier === this.tier);
-    const ready = engines.filter((one) => one.state === "ready").length;
+    const ready = engines.filter((one) => stateOf(one) === "ready").length;
     setText(this.pill, ready === engines.length && ready > 0 ? "ready" : `${ready} of ${engines.length} ready`);
     setAttribute(this.pill, "data-kind", ready === 0 ? "bad" : ready < engines.length ? "warn" : "good");
     const at = (name) => `tier/${this.tier}/${name}`;
