@@ -17,16 +17,16 @@ function problemList(problems, label) {
 
 function ruleTable(told, state) {
   const counts = new Map(state.rules.map((rule) => [rule.name, rule.requests]));
-  const head = ["", "Rule", "When", "Sends to", "If busy", "If unavailable", "Decided"];
+  const head = ["", "Rule", "Sends to", "When", "If busy", "If unavailable", "Decided"];
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Rules" },
-    h("table", {},
+    h("table", { class: "rules-table" },
       h("thead", {}, h("tr", {}, head.map((name, index) => h("th", { scope: "col" }, index ? name : h("span", { class: "unseen" }, "Order"))))),
       h("tbody", {}, told.rules.map((rule, index) =>
         h("tr", {},
           h("td", { class: "hint" }, String(index + 1)),
           h("th", { scope: "row" }, rule.name),
-          h("td", {}, rule.when ?? h("span", { class: "hint" }, "always")),
           h("td", {}, h("span", { class: `tag ${tierClass(state.tiers, rule.send)}` }, rule.send)),
+          h("td", {}, rule.when ?? h("span", { class: "hint" }, "always")),
           h("td", {}, rule.if_busy ? busy(rule.if_busy) : h("span", { class: "hint" }, "–")),
           h("td", {}, contract(rule.if_unavailable)),
           h("td", { class: "number" }, count(counts.get(rule.name) ?? 0)))))));

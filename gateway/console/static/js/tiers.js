@@ -50,8 +50,8 @@ class EngineCard {
     setText(this.state, state);
     setAttribute(this.state, "data-kind", KINDS[state] ?? "warn");
     setText(this.reason, state === "ready" ? "" : engine.held || engine.reason);
-    const known = engine.state === "ready";
-    setText(this.figures.running.value, known ? String(Math.max(engine.running, 0)) : "–");
+    const known = !["down", "starting"].includes(engine.state);
+    setText(this.figures.running.value, known ? String(engine.running) : "–");
     setText(this.figures.waiting.value, known ? String(engine.waiting) : "–");
     setText(this.kvValue, engine.kv_usage === null ? "–" : percent(engine.kv_usage));
     this.kv.show(engine.kv_usage ?? 0);
