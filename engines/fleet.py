@@ -132,6 +132,8 @@ class Fleet:
         self.several = frozenset(tier for tier, engines in self.tiers.items() if len(engines) > 1)
         self._order = tuple(tiers)
         self._rand = rand or random.Random()  # noqa: S311 - spreads load, no secret
+        # Tiers that take turns on one GPU: how many seconds a request waits for its tier's.
+        self.turns: Mapping[str, float] = {}
         # Told of each change of an engine's state, at once.
         self.watchers: list[Callable[[Engine], None]] = []
         # Told of an engine that could not be reached: a probe soon tells a moment's trouble from an outage.

@@ -8,7 +8,7 @@ estimate (`overhead.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
@@ -31,6 +31,8 @@ UTILISATION = 0.94
 """The part of a GPU's memory that its engines may claim together; vLLM's own default for one is 0.92."""
 CONTEXT = GIB // 2
 """A process's CUDA context, bytes: outside of what vLLM charges to its share, so it must stay free."""
+SLEEPER = GIB
+"""Bytes that an engine keeps on its GPU while it sleeps: its CUDA context and graphs. An estimate."""
 UNUSUAL = GIB
 """Activations of a model whose config.json does not tell its widths."""
 
@@ -137,14 +139,24 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Placements in the order of starting, and what the reader should know beside."""
+    """Placements in the order of starting, and what the reader should know beside. `swap` is the tier that
+    takes turns with the other engines of its GPU; None: all are awake."""
 
     placements: tuple[Placement, ...]
     machine: Machine
     notes: tuple[str, ...] = ()
+    swap: str | None = None
 
     def on(self, gpu: Gpu) -> tuple[Placement, ...]:
         return tuple(placement for placement in self.placements if placement.gpu == gpu.index)
+
+    def turns(self, gpu: Gpu) -> Iterator[tuple[Placement, ...]]:
+        """The engines of a GPU that are awake at the same time."""
+        here = self.on(gpu)
+        for asleep in (False, True) if self.swap is not None else (None,):
+            awake = tuple(p for p in here if asleep is None or (p.spec.tier == self.swap) is asleep)
+            if awake:
+                yield awake
 
 
 Sizer = Callable[[EngineSpec], Facts]
@@ -203,44 +215,53 @@ def available(gpu: Gpu, engines: int) -> int:
     return max(0, min(int(gpu.visible * UTILISATION), gpu.free - engines * CONTEXT))
 
 
-def plan(specs: Iterable[EngineSpec], machine: Machine, facts: Sizer) -> Plan:
+def plan(specs: Iterable[EngineSpec], machine: Machine, facts: Sizer, swap: str | None = None) -> Plan:
     """Place the engines that we start. Raises PlanError where one would find no room at all."""
-    found = arrange(specs, machine, facts)
+    found = arrange(specs, machine, facts, swap)
     problems = no_room(found)
     if problems:
         raise PlanError("\n".join(problems))
     return replace(found, notes=(*found.notes, *too_short(found)))
 
 
-def arrange(specs: Iterable[EngineSpec], machine: Machine, facts: Sizer) -> Plan:
-    """Every engine that we start on its device, whether that holds or not.
+def arrange(specs: Iterable[EngineSpec], machine: Machine, facts: Sizer, swap: str | None = None) -> Plan:
+    """Every engine that we start on its device, whether that holds or not. Engines of the tier `swap` are
+    awake when the others of their GPU sleep: each side has the GPU to itself.
 
     Raises PlanError for a GPU that is not there, and for shares that add up to more than a GPU.
     """
     launched = [spec for spec in specs if spec.launched]
     present = {gpu.index: gpu for gpu in machine.gpus}
-    by_gpu: dict[int, list[EngineSpec]] = {}
+    by_gpu: dict[tuple[int, bool], list[EngineSpec]] = {}
     on_cpu = []
     for spec in launched:
         index = _gpu_for(spec, machine)
         if index is None:
             on_cpu.append(spec)
         else:
-            by_gpu.setdefault(index, []).append(spec)
+            by_gpu.setdefault((index, spec.tier == swap), []).append(spec)
     notes = []
     if any(spec.gpu is not None for spec in on_cpu):
         names = ", ".join(spec.name for spec in on_cpu if spec.gpu is not None)
         notes.append(f"no NVIDIA GPU is seen: {names} will run on the CPU, which is much slower")
     placed = {placement.spec.name: placement for placement in _place_on_cpu(on_cpu, machine, facts)}
-    for index, group in by_gpu.items():
-        for placement in _place_on_gpu(present[index], group, facts):
+    for (index, sleeps), group in by_gpu.items():
+        asleep = len(by_gpu.get((index, not sleeps), ()))
+        gpu = present[index]
+        room = replace(gpu, free=gpu.free - asleep * SLEEPER) if asleep else gpu
+        for placement in _place_on_gpu(room, group, facts):
             placed[placement.spec.name] = placement
-    return Plan(tuple(placed[spec.name] for spec in launched), machine, tuple(notes))
+    return Plan(tuple(placed[spec.name] for spec in launched), machine, tuple(notes), swap)
 
 
 def no_room(found: Plan) -> list[str]:
     """One message for each device that cannot take its engines."""
-    problems = [problem for gpu in found.machine.gpus if (problem := _gpu_problem(gpu, found.on(gpu)))]
+    problems = [
+        problem
+        for gpu in found.machine.gpus
+        for awake in found.turns(gpu)
+        if (problem := _gpu_problem(gpu, awake))
+    ]
     here = [placement for placement in found.placements if placement.gpu is None]
     needed = sum(placement.memory for placement in here)
     if needed > found.machine.available:

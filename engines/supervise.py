@@ -222,6 +222,10 @@ class Supervisor:
 
     async def _rouse(self, kept: _Kept, sleeper: Sleeper) -> str | None:
         """Wake it and prove it, else start it anew; returns why that was needed."""
+        if kept.child is None:
+            why = kept.state.error or "it had ended"
+            await self._again(kept)
+            return why
         self._set(kept, state="waking")
         probe = kept.unit.probe()
         try:
@@ -261,6 +265,9 @@ class Supervisor:
         finally:
             if not self._ending:
                 self._watch_over(kept, reason)
+
+    def state(self, name: str) -> str:
+        return self._kept[name].state.state
 
     async def stop(self, names: Sequence[str]) -> None:
         """End these, all at once, each within its grace. Nothing may be asked of an engine any more."""
@@ -379,6 +386,11 @@ class Supervisor:
                     kept.failures = 0
                 reason = kept.hung or launch.describe_exit(code)
                 kept.hung = ""
+                if kept.parked == "asleep":
+                    # Its memory may be in use by whoever is awake: it has none to start with before its turn.
+                    text = f"{reason} while it slept; it is started when it is woken"
+                    self._set(kept, state="asleep", pid=None, keeper=None, error=text)
+                    return
             while reason is not None:
                 kept.failures += 1
                 if kept.failures >= LIMIT:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from gateway.console.access import Access
 from gateway.console.routes import Handler, console_routes, error_reply, json_reply
-from gateway.holding import hold_reply
+from gateway.holding import demand_reply, hold_reply
 from gateway.runtime import Gateway
 from gateway.surface import ready_reply, status_body
 
@@ -60,6 +60,9 @@ def admin_app(gateway: Gateway, reload: Callable[[Gateway], str | None]) -> Star
     async def hold(request: Request) -> Response:
         return await hold_reply(gateway, request)
 
+    async def demand(_: Request) -> Response:
+        return demand_reply(gateway)
+
     async def not_found(request: Request, _: Exception) -> Response:
         return error_reply(404, f"there is no {request.method} {request.url.path} here")
 
@@ -73,6 +76,7 @@ def admin_app(gateway: Gateway, reload: Callable[[Gateway], str | None]) -> Star
             Route("/metrics", guarded(metrics)),
             Route("/admin/status", guarded(status)),
             Route("/admin/reload", guarded(reload_now), methods=["POST"]),
+            Route("/admin/demand", guarded(demand)),
             Route("/admin/engines/{name}/hold", guarded(hold), methods=["POST"]),
             *console_routes(gateway, access, guarded),
         ],

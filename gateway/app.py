@@ -45,6 +45,8 @@ def build(config: Config, tracer: Tracer | None = None, access: AccessLog | None
     clock = time.monotonic
     rand = random.Random()  # noqa: S311 - ids and sampling, no secrets
     fleet = Fleet(config.engines, config.tiers, rand)
+    if config.swap is not None:
+        fleet.turns = dict.fromkeys(config.tiers, float(config.swap.wait))
     for engine in fleet.engines:
         engine.manifest = _manifest(engine.spec)
     store = _store(config, clock, rand)

@@ -10,7 +10,7 @@ import importlib.util
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,9 @@ import msgspec
 
 from engines.address import Address
 from engines.contents import Allowed
+from engines.flags import has_option
 from engines.parity import Aspect
+from engines.sleeping import FLAG as SLEEP_MODE
 from engines.spec import EngineSpec, Kind, Timeouts
 from policies import units
 from policies.document import Diagnostic, Document, ProblemsError, convert, load, unknown
@@ -168,6 +170,16 @@ class ParityPart(Part, frozen=True):
     allow: tuple[Aspect, ...] = ()
 
 
+class SwapPart(Part, frozen=True):
+    tier: str = "exact"
+    residence: Seconds = Seconds(30)
+    batch: int = 8
+    patience: Seconds = Seconds(2)
+    idle: Seconds = Seconds(15)
+    budget: int = 30
+    wait: Seconds = Seconds(60)
+
+
 class DecisionLogPart(Part, frozen=True):
     path: str
     size: Bytes = Bytes(64 << 20)
@@ -220,6 +232,7 @@ class File(Part, frozen=True):
     retries: Retries = Retries()
     bounds: Bounds = Bounds()
     parity: ParityPart = ParityPart()
+    swap: SwapPart | None = None
     integrity: IntegrityPart = IntegrityPart()
     shutdown_grace: Seconds = Seconds(120)
 
@@ -246,6 +259,7 @@ class Config(msgspec.Struct, frozen=True):
     retries: Retries
     bounds: Bounds
     parity: ParityPart
+    swap: SwapPart | None
     integrity: IntegrityPart
     tokenizer: str
     shutdown_grace: float
@@ -298,6 +312,7 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
         bounds=file.bounds,
         integrity=_integrity(document, file.integrity, folder),
         parity=file.parity,
+        swap=file.swap,
         tokenizer=_tokenizer(document, file.tokenizer, folder),
         shutdown_grace=file.shutdown_grace,
         hash=hashlib.sha256(text.encode("utf-8")).hexdigest()[:12],
@@ -332,7 +347,7 @@ def _engine(part: EnginePart, index: int, file: File, folder: Path) -> EngineSpe
         model=model,
         gpu=part.gpu,
         share=part.share,
-        args=tuple(part.args),
+        args=_args(part, file),
         env=dict(part.env),
         api_key=part.api_key,
         timeouts=Timeouts(
@@ -356,6 +371,12 @@ def _integrity(document: Document, part: IntegrityPart, folder: Path) -> Integri
         message = f"there is no {key}: name the PEM file of the public key that models are signed for"
         raise ProblemsError([document.problem(("integrity", "public_key"), message)])
     return msgspec.structs.replace(part, public_key=str(key))
+
+
+def _args(part: EnginePart, file: File) -> tuple[str, ...]:
+    """As written; engines that take turns must be able to sleep."""
+    sleeps = file.swap is not None and part.kind == "vllm" and not has_option(part.args, SLEEP_MODE)
+    return (*part.args, *((SLEEP_MODE,) if sleeps else ()))
 
 
 def _by_priority(args: list[str]) -> bool:
@@ -509,6 +530,8 @@ class _Checks:
             message = "there are no traces to put them into: name a collector, `otlp: http://127.0.0.1:4318`"
             found.append(self._at(("telemetry", "capture_content"), message))
         found.extend(self._figures())
+        if file.swap is not None:
+            found.extend(self._swap(file.swap))
         for index, engine in enumerate(file.engines):
             found.extend(self._engine(index, engine))
         return found
@@ -525,6 +548,20 @@ class _Checks:
         if limits.waiting < 1:
             found.append(self._at(("limits", "waiting"), "at least 1"))
         return found
+
+    def _swap(self, swap: SwapPart) -> Iterator[Diagnostic]:
+        engines = self._file.engines
+        at = ("swap",)
+        if swap.tier not in self._file.tiers:
+            yield self._at((*at, "tier"), unknown("tier", swap.tier, self._file.tiers))
+            return
+        if any(engine.kind != "vllm" for engine in engines):
+            yield self._at(at, "only engines of `kind: vllm` can take turns: others cannot sleep")
+        if {engine.tier for engine in engines} != set(self._file.tiers) or len(self._file.tiers) != 2:
+            yield self._at(at, "two tiers take turns: name two, with an engine in each")
+        for name in ("batch", "budget"):
+            if getattr(swap, name) < 1:
+                yield self._at((*at, name), "at least 1")
 
     def _figures(self) -> list[Diagnostic]:
         file = self._file

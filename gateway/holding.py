@@ -55,6 +55,17 @@ async def hold_reply(gateway: Gateway, request: Request) -> Response:
     return _reply({"engine": engine.spec.name, "held": engine.held, "in_flight": engine.in_flight}, 200)
 
 
+def demand_reply(gateway: Gateway) -> Response:
+    """`GET /admin/demand`: of each tier, how many requests wait for it, the first for how many seconds, and
+    how many are under way."""
+    tiers = {}
+    for tier, engines in gateway.fleet.tiers.items():
+        waiting, oldest = gateway.tiers.oldest(tier)
+        running = sum(engine.in_flight for engine in engines)
+        tiers[tier] = {"waiting": waiting, "oldest": oldest, "running": running}
+    return _reply({"tiers": tiers}, 200)
+
+
 def _error(status: int, message: str) -> Response:
     kind = "invalid_request_error"
     return _reply({"error": {"message": message, "type": kind, "param": None, "code": None}}, status)

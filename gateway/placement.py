@@ -103,6 +103,9 @@ def steps(decision: Decision, fleet: Fleet, tenant: Tenant, past: Past | None = 
     if allowed:
         yield Step(decision.tier)
     contract = decision.contract
+    turn = fleet.turns.get(decision.tier, 0.0)
+    if turn and allowed and not _now_elsewhere(decision, fleet, tenant):
+        yield Step(decision.tier, WAITED, turn)
     if contract.kind == "use" and contract.use is not None and tenant.may_use(contract.use):
         yield Step(contract.use, USE)
     if contract.kind == "wait" and allowed:
@@ -111,6 +114,19 @@ def steps(decision: Decision, fleet: Fleet, tenant: Tenant, past: Past | None = 
         for tier in fleet.ready_below(decision.tier):
             if tenant.may_use(tier):
                 yield Step(tier, DEGRADE)
+
+
+def _now_elsewhere(decision: Decision, fleet: Fleet, tenant: Tenant) -> bool:
+    """Whether the tier has its turn, or the contract names another that is no less precise and has."""
+    if any(engine.usable for engine in fleet.tiers[decision.tier]):
+        return True
+    use = decision.contract.use if decision.contract.kind == "use" else None
+    return (
+        use is not None
+        and tenant.may_use(use)
+        and not fleet.less_precise(use, decision.tier)
+        and fleet.pick(use) is not None
+    )
 
 
 def nowhere(

@@ -30,10 +30,11 @@ from engines.runfile import Paths, Run, UnitState
 from engines.sleeping import Sleeper
 from engines.spec import EngineSpec
 from engines.supervise import OperationError, Supervisor, Unit
+from engines.swap import Arbiter, Rules, Swapper
 from gateway.cli import control
 from gateway.cli.control import ControlError, Order, Say
 from gateway.cli.gate import Gate, GateError
-from gateway.config import Config
+from gateway.config import Config, SwapPart
 
 GATEWAY = "gateway"
 ENGINE_START = 1800.0
@@ -161,6 +162,7 @@ class Deployment:
         self._supervisor = Supervisor(
             launcher, self._changed, clock=time.monotonic, locks=home.data_home() / "locks"
         )
+        self._config = prepared.config
         self._gate = Gate(prepared.config)
         health = prepared.config.health
         self._hangs = Hangs(
@@ -198,6 +200,8 @@ class Deployment:
         """What is done while all serves: orders, holds, logs, engines that hang."""
         work = (self._gate.run(), self._look_at_logs(), self._hangs.run())
         tasks = [asyncio.create_task(part) for part in work]
+        if self._config.swap is not None:
+            tasks.append(asyncio.create_task(self._swapper(self._config.swap).run()))
         try:
             async with control.listening(self._paths.control, self._carry_out, self._waits):
                 await stop.wait()
@@ -216,6 +220,9 @@ class Deployment:
 
     async def _carry_out(self, order: Order, say: Say) -> str:
         name, supervisor = order.engine, self._supervisor
+        asleep = any(unit.name == name and unit.state == "asleep" for unit in self._run.engines)
+        if self._config.swap is not None and (order.do in ("sleep", "wake") or asleep):
+            raise ControlError(f"{name} takes turns with the other tier: `swap` wakes it when it is needed")
 
         async def idle() -> None:
             await self._gate.idle(name, lambda left: say(f"{left} requests still run on {name}"))
@@ -241,8 +248,28 @@ class Deployment:
             raise ControlError(str(error)) from None
 
     async def _start(self) -> None:
-        for unit in (*self._engines, self._gateway):
+        """Whoever sleeps first starts first: the others take the memory that it leaves."""
+        swap = self._config.swap
+        sleepers = [unit for unit in self._engines if swap is not None and unit.tier == swap.tier]
+        for unit in sleepers:
             await self._supervisor.start(unit)
+            try:
+                await self._supervisor.sleep(unit.name, _nothing_runs)
+            except OperationError as error:
+                raise StartError(unit.name, f"cannot take turns: {error}", unit.log) from None
+        for unit in (*(unit for unit in self._engines if unit not in sleepers), self._gateway):
+            await self._supervisor.start(unit)
+
+    def _swapper(self, swap: SwapPart) -> Swapper:
+        rules = Rules(swap.residence, swap.batch, swap.patience, swap.idle, swap.budget)
+        tiers: dict[str, list[str]] = {tier: [] for tier in self._config.tiers}
+        for unit in self._engines:
+            tiers[unit.tier or ""].append(unit.name)
+        (base,) = (tier for tier in tiers if tier != swap.tier)
+        arbiter = Arbiter(rules, base, swap.tier, since=time.monotonic())
+        return Swapper(
+            arbiter, tiers, self._supervisor, self._gate.demand, self._gate.idle, clock=time.monotonic
+        )
 
     async def _end(self, hurry: asyncio.Event, failure: str | None) -> None:
         self._publish(phase="stopping")
@@ -278,6 +305,10 @@ class Deployment:
         with contextlib.suppress(OSError):
             runfile.write(self._paths.state, self._run)
         self._listener(self._run)
+
+
+async def _nothing_runs() -> None:
+    """Before there is a gateway."""
 
 
 def _initial(unit: Unit) -> UnitState:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines import runfile
 from engines.runfile import UnitState
+from engines.swap import Demand
 from gateway.config import Config
 
 if TYPE_CHECKING:
@@ -79,6 +80,14 @@ class Gate:
                 before = left
                 progress(left)
             await asyncio.sleep(LOOK)
+
+    async def demand(self) -> Mapping[str, Demand]:
+        """What is asked of each tier; empty where no gateway tells."""
+        try:
+            answer = await self._ask("GET", "/admin/demand")
+            return {} if answer is None else {t: Demand(**found) for t, found in answer["tiers"].items()}
+        except (GateError, KeyError, TypeError, AttributeError):
+            return {}
 
     async def _in_flight(self, name: str) -> int:
         answer = await self._ask("GET", "/admin/status")

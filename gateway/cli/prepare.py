@@ -54,7 +54,12 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     machine = hardware.look()
     address = override(config, listen)
     check(config, listen=address)
-    draft = plan.plan(config.engines, machine, lambda spec: plan.facts_of(spec.model or "", _local(spec)))
+    swap = None if config.swap is None else config.swap.tier
+    draft = plan.plan(
+        config.engines, machine, lambda spec: plan.facts_of(spec.model or "", _local(spec)), swap
+    )
+    if swap is not None and any(placement.gpu is None for placement in draft.placements):
+        raise Failure("engines on the CPU cannot sleep: take `swap` out, or use a machine with an NVIDIA GPU")
     kinds = {p.spec.name: environments.default_kind(0 if p.gpu is None else 1) for p in draft.placements}
     check_machine(kinds.values(), machine)
     check_room(config, kinds.values())
@@ -64,7 +69,7 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     for difference in parity.check(config.engines, folders, config.parity.allow):
         view.say(f"  note: allowed by `parity`: {difference}", style="yellow")
     placed = plan.plan(
-        config.engines, machine, lambda spec: plan.facts_of(spec.model or "", folders[spec.name])
+        config.engines, machine, lambda spec: plan.facts_of(spec.model or "", folders[spec.name]), swap
     )
     if placed.placements:
         show_plan(placed, view)

@@ -195,6 +195,7 @@ class TierLines:
     def __init__(self, fleet: Fleet, most: int) -> None:
         self._fleet = fleet
         self._lines: dict[str, Line[asyncio.Future[None]]] = {tier: Line(most) for tier in fleet.tiers}
+        self._since: dict[str, dict[asyncio.Future[None], float]] = {tier: {} for tier in fleet.tiers}
         fleet.watchers.append(self._changed)
 
     async def wait(self, tier: str, tenant: str, seconds: float) -> None:
@@ -202,8 +203,10 @@ class TierLines:
         wait."""
         if self._fleet.pick(tier) is not None:
             return
-        line = self._lines[tier]
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        line, since = self._lines[tier], self._since[tier]
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        since[turn] = loop.time()
         dropped = line.add(tenant, turn)
         if dropped is not None and not dropped.done():
             dropped.set_exception(
@@ -216,6 +219,14 @@ class TierLines:
             return
         finally:
             line.remove(tenant, turn)
+            del since[turn]
+
+    def oldest(self, tier: str) -> tuple[int, float]:
+        """How many wait for the tier, and for how many seconds the first of them has."""
+        since = self._since[tier]
+        if not since:
+            return 0, 0.0
+        return len(since), asyncio.get_running_loop().time() - next(iter(since.values()))
 
     def _changed(self, engine: Engine) -> None:
         line = self._lines.get(engine.spec.tier)

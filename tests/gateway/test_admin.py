@@ -1,5 +1,6 @@
 """The admin port."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,12 @@ from tests.support.shapes import CHAT, check_openai
 
 TOKEN = {"authorization": "Bearer s3cret"}
 DOWN = {"fast": "http://127.0.0.1:9", "exact": "http://127.0.0.1:9"}
-GUARDED = [("GET", "/metrics"), ("GET", "/admin/status"), ("POST", "/admin/reload")]
+GUARDED = [
+    ("GET", "/metrics"),
+    ("GET", "/admin/status"),
+    ("GET", "/admin/demand"),
+    ("POST", "/admin/reload"),
+]
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
@@ -97,3 +103,66 @@ async def test_metrics_are_in_prometheus_text(tmp_path: Path) -> None:
             "rule": "everything else",
             "outcome": "ok",
         }
+
+
+HOLD = "/admin/engines/fast-0/hold"
+
+
+async def test_an_engine_that_is_held_gets_nothing_until_it_is_let_go(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        answer = await ask(served.admin, HOLD, {"reason": "drained, by hand"})
+        assert answer.json == {"engine": "fast-0", "held": "drained, by hand", "in_flight": 0}
+        refused = await ask(served.port, CHAT.path, CHAT.ask())
+        assert refused.status == 503
+        assert "fast-0: drained, by hand" in refused.json["error"]["message"]
+        assert (await ask(served.admin, HOLD, {"reason": ""})).json["held"] == ""
+        assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
+
+
+async def test_a_hold_tells_what_is_under_way(tmp_path: Path) -> None:
+    engine = FakeEngine(hang)
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        asking = asyncio.create_task(ask(served.port, CHAT.path, CHAT.ask()))
+        await until(lambda: served.engine("fast-0").in_flight == 1)
+        assert (await ask(served.admin, HOLD, {"reason": "drained"})).json["in_flight"] == 1
+        demand = (await get(served.admin, "/admin/demand")).json["tiers"]
+        assert demand["fast"] == {"waiting": 0, "oldest": 0.0, "running": 1}
+        asking.cancel()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/admin/engines/other/hold", {"reason": ""}, 404),
+        (HOLD, {}, 400),
+        (HOLD, {"reason": 5}, 400),
+        (HOLD, {"reason": "", "more": 1}, 400),
+    ],
+)
+async def test_a_hold_that_is_none_is_refused(tmp_path: Path, path: str, body: object, status: int) -> None:
+    async with serving(tmp_path, DOWN, wait=False) as served:
+        answer = await ask(served.admin, path, body)
+        assert answer.status == status
+        check_openai(answer.json["error"])
+
+
+async def test_a_hold_needs_the_token(tmp_path: Path) -> None:
+    async with serving(tmp_path, DOWN, wait=False, admin_token="s3cret") as served:
+        assert (await ask(served.admin, HOLD, {"reason": "x"})).status == 401
+        assert served.engine("fast-0").held == ""
+
+
+async def test_requests_that_wait_for_their_tiers_turn_are_told_and_served(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        served.gateway.fleet.turns = {"fast": 30.0}
+        await ask(served.admin, HOLD, {"reason": "asleep"})
+        asking = asyncio.create_task(ask(served.port, CHAT.path, CHAT.ask()))
+        await until(lambda: served.gateway.tiers.oldest("fast")[0] == 1)
+        waits = (await get(served.admin, "/admin/demand")).json["tiers"]["fast"]
+        assert waits["waiting"] == 1
+        assert waits["oldest"] >= 0
+        await ask(served.admin, HOLD, {"reason": ""})
+        assert (await asking).status == 200
+        assert served.gateway.tiers.oldest("fast") == (0, 0.0)
