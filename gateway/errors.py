@@ -136,6 +136,7 @@ class LimitExceeded(RequestError):
 class SlotsTaken(LimitExceeded):
     code = "concurrency_exceeded"
     limit = "concurrent"
+    scope: str = ""
 
 
 class ServiceError(GatewayError):

@@ -348,18 +348,18 @@ class Exchange:
     async def _slot(self, ask: Ask) -> Lease:
         """A lease; where all slots of the plan are taken, after waiting for one if it says so."""
         gateway, record = self._gateway, self.record
-        full: SlotsTaken | None = None
-        if not gateway.slots.waiting(ask):
+        scope = gateway.slots.ahead(ask)
+        if scope is None:
             try:
                 reserved = gateway.store.reserve(ask)
                 return await claim(reserved) if isinstance(reserved, asyncio.Future) else reserved
             except SlotsTaken as error:
                 if not ask.plan.wait:
                     raise
-                full = error
+                scope = error.scope
         started = gateway.clock()
         try:
-            return await gateway.slots.wait(ask, full)
+            return await gateway.slots.wait(ask, scope)
         finally:
             record.queue_seconds += gateway.clock() - started
 

@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from policies.plan import Plan
+
+if TYPE_CHECKING:
+    from gateway.limits.course import Scope
 
 NO_PLAN = Plan("unlimited")
 
@@ -56,6 +59,7 @@ class Held(NamedTuple):
 
 
 Reserved = Lease | asyncio.Future[Lease]
+Ended = Callable[["tuple[Scope, ...]"], None]
 
 
 class Store(Protocol):
@@ -79,8 +83,12 @@ class Store(Protocol):
     def fallbacks(self) -> int:
         """How many reservations were made elsewhere, by `on_store_failure`, since the start."""
 
-    def on_end(self, hook: Callable[[str], None]) -> None:
-        """`hook` is told of each lease that ends: the `root` of its course."""
+    def last_seen(self, ask: Ask) -> bytes:
+        """Header lines `x-ratelimit-*` for a request that reserves nothing, as far as this process knows
+        what is left."""
+
+    def on_end(self, hook: Ended) -> None:
+        """`hook` is told of each lease that ends: the scopes of its course."""
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """The store's own work beside requests; ends with nothing left open."""

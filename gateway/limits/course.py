@@ -78,6 +78,7 @@ class Course:
             f"{number} requests are running, plan `{plan}` allows no more: wait for one to end",
             retry_after=SLOT_SECONDS,
         )
+        error.scope = self.scopes[scope].name
         error.headers = self.lines.render(levels)
         return error
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from gateway.errors import LimitExceeded
-from gateway.limits import NO_PLAN, Ask
+from gateway.limits import NO_PLAN, Ask, Ended
 from gateway.limits.course import Course
 from gateway.limits.memory import Holder, MemoryLease, MemoryStore
 from policies.plan import Plan
@@ -41,7 +41,7 @@ class LocalShare:
     def in_use(self) -> int:
         return self._memory.in_use()
 
-    def on_end(self, hook: Callable[[str], None]) -> None:
+    def on_end(self, hook: Ended) -> None:
         self._memory.on_end(hook)
 
     def holders(self, course: Course) -> tuple[Holder, ...]:

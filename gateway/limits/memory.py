@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.limits import Ask, Held
+from gateway.limits import Ask, Ended, Held
 from gateway.limits.course import Course, Meter, chart
 from policies.units import Rate
 
@@ -98,7 +98,7 @@ class MemoryStore:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.leases = 0
-        self._ended: Callable[[str], None] | None = None
+        self._ended: Ended | None = None
         self._holders: dict[str, Holder] = {}
         self._tracks: dict[tuple[str, str, str, str], _Track] = {}
 
@@ -111,7 +111,12 @@ class MemoryStore:
     def fallbacks(self) -> int:
         return 0  # it cannot fail, so nothing ever takes its place
 
-    def on_end(self, hook: Callable[[str], None]) -> None:
+    def last_seen(self, ask: Ask) -> bytes:
+        track, now = self._track(ask), self.clock()
+        levels = [bucket.refill(now) / bucket.amount * rate.amount for bucket, rate, *_ in track.parts]
+        return track.course.lines.render(levels)
+
+    def on_end(self, hook: Ended) -> None:
         self._ended = hook
 
     def running(self) -> contextlib.AbstractAsyncContextManager[None]:
@@ -202,7 +207,7 @@ class MemoryStore:
             for bucket, rate, _, weight, _ in track.parts:
                 _put(bucket, rate, reserved * weight, now)
         if self._ended is not None:
-            self._ended(course.root)
+            self._ended(course.scopes)
 
 
 def _put(bucket: Bucket, rate: Rate, amount: float, now: float) -> None:

@@ -32,7 +32,7 @@ from redis.exceptions import (
 
 from gateway.config import LimitsPart, OnStoreFailure
 from gateway.errors import GatewayError, LimitsUnavailable
-from gateway.limits import Ask, Held, Lease, Reserved
+from gateway.limits import Ask, Ended, Held, Lease, Reserved
 from gateway.limits.course import Course, chart
 from gateway.limits.link import Link
 from gateway.limits.local import LocalShare
@@ -208,7 +208,7 @@ class RedisStore:
         self._held: dict[bytes, RedisLease] = {}
         self._owed: deque[tuple[float, _Route, Args]] = deque(maxlen=MOST_OWED)
         self._down: dict[str, float] = {}
-        self._ended: Callable[[str], None] | None = None
+        self._ended: Ended | None = None
         self._outages = 0
         self._pay_after = 0.0
         self._fallbacks = 0
@@ -227,7 +227,16 @@ class RedisStore:
     def fallbacks(self) -> int:
         return self._fallbacks
 
-    def on_end(self, hook: Callable[[str], None]) -> None:
+    def last_seen(self, ask: Ask) -> bytes:
+        route = self._route(ask)
+        meters, passed = route.course.meters, self.clock() - route.seen_at
+        levels = [
+            min(meter.rate.amount, level + passed * meter.rate.per_second)
+            for meter, level in zip(meters, route.seen, strict=False)
+        ]
+        return route.course.lines.render(levels) if len(levels) == len(meters) else b""
+
+    def on_end(self, hook: Ended) -> None:
         self._ended = hook
         self._local.on_end(hook)
 
@@ -307,7 +316,7 @@ class RedisStore:
             others = self._route(msgspec.structs.replace(ask, tier=tier)).limits
         self._settle(route, (b"settle", lease.name, lease.tokens, used, cached, route.limits, others))
         if self._ended is not None:
-            self._ended(route.course.root)
+            self._ended(route.course.scopes)
 
     def owe(self, route: _Route, name: bytes, tokens: int) -> None:
         """Give a lease back later that may have been granted."""

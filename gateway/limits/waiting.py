@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from engines.fleet import Engine, Fleet
 from gateway.errors import GatewayError, NothingReady, SlotsTaken
 from gateway.limits import Ask, Lease, Store, claim
-from gateway.limits.course import SLOT_SECONDS
+from gateway.limits.course import SLOT_SECONDS, Scope
 
 T = TypeVar("T")
 
@@ -39,10 +41,13 @@ class Line(Generic[T]):
     def tenants(self) -> int:
         return len(self._queues)
 
-    def add(self, tenant: str, one: T) -> T | None:
-        """Behind all of its tenant. Gives who has to leave because the line is full: perhaps `one` itself."""
+    def add(self, tenant: str, one: T, *, first: bool = False) -> T | None:
+        """Behind all of its tenant, or in front of them. Gives who has to leave because the line is full:
+        perhaps `one` itself."""
         queue = self._queues.setdefault(tenant, OrderedDict())
         queue[one] = None
+        if first:
+            queue.move_to_end(one, last=False)
         self._count += 1
         if self._count <= self._most:
             return None
@@ -50,6 +55,14 @@ class Line(Generic[T]):
         dropped = next(reversed(self._queues[longest]))
         self.remove(longest, dropped)
         return dropped
+
+    def put_back(self, tenant: str, one: T) -> None:
+        """Where it was taken from: its turn is still to come."""
+        queue = self._queues.setdefault(tenant, OrderedDict())
+        queue[one] = None
+        queue.move_to_end(one, last=False)
+        self._queues.move_to_end(tenant, last=False)
+        self._count += 1
 
     def remove(self, tenant: str, one: T) -> None:
         queue = self._queues.get(tenant)
@@ -69,124 +82,163 @@ class Line(Generic[T]):
             self._queues.move_to_end(tenant)
         return tenant, one
 
-    def put_back(self, tenant: str, one: T) -> None:
-        """In front of all of its tenant, which has had its turn."""
-        queue = self._queues.setdefault(tenant, OrderedDict())
-        queue[one] = None
-        queue.move_to_end(one, last=False)
-        self._queues.move_to_end(tenant)
-        self._count += 1
 
-
+@dataclass(frozen=True, slots=True, eq=False)
 class _Waiter:
-    __slots__ = ("ask", "lease", "refused")
+    ask: Ask
+    lease: asyncio.Future[Lease]
 
-    def __init__(self, ask: Ask, lease: asyncio.Future[Lease], refused: SlotsTaken | None) -> None:
-        self.ask = ask
-        self.lease = lease
-        self.refused = refused
+
+class _SlotLine(Line[_Waiter]):
+    """`offering` while somebody's turn is tried, `again` where a slot became free meanwhile."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self.offering = False
+        self.again = False
 
 
 class SlotLines:
-    """Lines for `concurrent`, one for all that share an organisation's or a tenant's limits."""
+    """Lines for `concurrent`, one for each scope (see `course.Scope`) that has no slot left: who waits for
+    another one of a tenant's own slots stands in nobody else's way."""
 
     def __init__(self, store: Store, most: int) -> None:
         self._store = store
         self._most = most
-        self._lines: dict[str, Line[_Waiter]] = {}
+        self._lines: dict[str, _SlotLine] = {}
+        self._looking: asyncio.TimerHandle | None = None
         store.on_end(self._ended)
 
-    def waiting(self, ask: Ask) -> bool:
-        """Whether others wait already, so that this request must not overtake them."""
-        return bool(self._lines) and root(ask) in self._lines
+    def __len__(self) -> int:
+        return sum(len(line) for line in self._lines.values())
 
-    async def wait(self, ask: Ask, refused: SlotsTaken | None = None) -> Lease:
-        """A lease, once a slot is free; for `ask.plan.wait` seconds at most. Raises SlotsTaken, and whatever
-        the store raises when its turn has come."""
-        loop = asyncio.get_running_loop()
-        name = root(ask)
-        line = self._lines.get(name)
-        if line is None:
-            line = self._lines[name] = Line(self._most)
-            loop.call_later(LOOK_SECONDS, self._look, name)
-        waiter = _Waiter(ask, loop.create_future(), refused)
-        dropped = line.add(ask.tenant, waiter)
-        if dropped is not None and not dropped.lease.done():
-            dropped.lease.set_exception(_still_taken(dropped, "and too many wait for one"))
+    def ahead(self, ask: Ask) -> str | None:
+        """The scope of which others wait for a slot already, so that a request that may wait must not
+        overtake them."""
+        if not self._lines or not ask.plan.wait:
+            return None
+        return next((name for name in scope_names(ask) if name in self._lines), None)
+
+    async def wait(self, ask: Ask, scope: str) -> Lease:
+        """A lease, once `scope` has a slot; for `ask.plan.wait` seconds at most. Raises SlotsTaken, and
+        whatever the store raises when its turn has come."""
+        waiter = _Waiter(ask, asyncio.get_running_loop().create_future())
+        self._join(scope, waiter)
         try:
             async with asyncio.timeout(ask.plan.wait):
                 return await claim(waiter.lease)
         except TimeoutError:
-            raise _still_taken(waiter, f"and none became free in {ask.plan.wait:g} s") from None
+            raise self._still_taken(ask, f"and none became free in {ask.plan.wait:g} s") from None
         finally:
-            line.remove(ask.tenant, waiter)
-            if not line and self._lines.get(name) is line:
-                del self._lines[name]
+            for name in scope_names(ask):
+                line = self._lines.get(name)
+                if line is not None:
+                    line.remove(ask.tenant, waiter)
+                    self._forget(name, line)
 
-    def _look(self, name: str) -> None:
-        line = self._lines.get(name)
-        if line is not None:
-            self._offer(line)
-            asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look, name)
+    def _join(self, scope: str, waiter: _Waiter, *, first: bool = False) -> None:
+        line = self._lines.get(scope)
+        if line is None:
+            line = self._lines[scope] = _SlotLine(self._most)
+            if self._looking is None:
+                self._look_later()
+        dropped = line.add(waiter.ask.tenant, waiter, first=first)
+        if dropped is not None and not dropped.lease.done():
+            dropped.lease.set_exception(self._still_taken(dropped.ask, "and too many wait for one"))
 
-    def _ended(self, name: str) -> None:
-        line = self._lines.get(name)
-        if line is not None:
-            self._offer(line)
+    def _still_taken(self, ask: Ask, why: str) -> SlotsTaken:
+        error = SlotsTaken(
+            f"as many requests are running as plan `{ask.plan.name}` allows, {why}", retry_after=SLOT_SECONDS
+        )
+        error.headers = self._store.last_seen(ask)
+        return error
 
-    def _offer(self, line: Line[_Waiter]) -> None:
-        """Let each tenant's first try, in turn, until one has got a slot or all have tried."""
-        for _ in range(line.tenants):
-            if not line:
-                return
-            tenant, waiter = line.take()
+    def _forget(self, scope: str, line: _SlotLine) -> None:
+        if not line and not line.offering:
+            self._lines.pop(scope, None)
+
+    def _look_later(self) -> None:
+        self._looking = asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        for scope in tuple(self._lines):
+            self._offer(scope)
+        if self._lines:
+            self._look_later()
+
+    def _ended(self, scopes: Sequence[Scope]) -> None:
+        if self._lines:
+            for scope in scopes:
+                if scope.name in self._lines:
+                    self._offer(scope.name)
+
+    def _offer(self, scope: str) -> None:
+        line = self._lines.get(scope)
+        if line is None:
+            return
+        if line.offering:
+            line.again = True
+            return
+        line.offering = True
+        self._next(scope, line)
+
+    def _next(self, scope: str, line: _SlotLine) -> None:
+        """Let one after the other try, in turn, until the scope has no slot left."""
+        going_on = True
+        while going_on and line:
+            line.again = False
+            _, waiter = line.take()
             if waiter.lease.done():
                 continue
             try:
                 reserved = self._store.reserve(waiter.ask)
-            except SlotsTaken as refused:
-                waiter.refused = refused
-                line.put_back(tenant, waiter)
             except GatewayError as error:
-                waiter.lease.set_exception(error)
+                going_on = self._goes_on(scope, line, waiter, error)
             else:
                 if isinstance(reserved, asyncio.Future):
-                    reserved.add_done_callback(_hand(line, tenant, waiter))
-                else:
-                    waiter.lease.set_result(reserved)
-                return
+                    reserved.add_done_callback(partial(self._answered, scope, line, waiter))
+                    return
+                waiter.lease.set_result(reserved)
+        line.offering = False
+        self._forget(scope, line)
 
-
-def _hand(line: Line[_Waiter], tenant: str, waiter: _Waiter) -> Callable[[asyncio.Future[Lease]], None]:
-    def hand(reserved: asyncio.Future[Lease]) -> None:
+    def _answered(
+        self, scope: str, line: _SlotLine, waiter: _Waiter, reserved: asyncio.Future[Lease]
+    ) -> None:
         error = reserved.exception()
-        if waiter.lease.done():
-            if error is None:
+        if error is None:
+            if waiter.lease.done():
                 reserved.result().refund()
-        elif error is None:
-            waiter.lease.set_result(reserved.result())
-        elif isinstance(error, SlotsTaken):
-            waiter.refused = error
-            line.put_back(tenant, waiter)
-        else:
+            else:
+                waiter.lease.set_result(reserved.result())
+        elif not self._goes_on(scope, line, waiter, error):
+            line.offering = False
+            self._forget(scope, line)
+            return
+        self._next(scope, line)
+
+    def _goes_on(self, scope: str, line: _SlotLine, waiter: _Waiter, error: BaseException) -> bool:
+        """Whether the next may try now that this one was refused."""
+        taken = error.scope if isinstance(error, SlotsTaken) else None
+        if waiter.lease.done():
+            pass  # it has left meanwhile
+        elif taken is None:
             waiter.lease.set_exception(error)
-
-    return hand
-
-
-def _still_taken(waiter: _Waiter, why: str) -> SlotsTaken:
-    plan = waiter.ask.plan.name
-    error = SlotsTaken(
-        f"as many requests are running as plan `{plan}` allows, {why}", retry_after=SLOT_SECONDS
-    )
-    if waiter.refused is not None:
-        error.headers = waiter.refused.headers
-    return error
+        elif taken == scope:
+            line.put_back(waiter.ask.tenant, waiter)
+        else:
+            self._join(taken, waiter, first=True)
+        return taken != scope or line.again
 
 
-def root(ask: Ask) -> str:
-    """What all limits of a request belong to."""
-    return f"o:{ask.organisation}" if ask.organisation else f"t:{ask.tenant}"
+def scope_names(ask: Ask) -> tuple[str, ...]:
+    """The names of all scopes that a request may belong to, its own first."""
+    own = f"t:{ask.tenant}"
+    if not ask.organisation:
+        return f"{own}/{ask.model}", own
+    shared = f"o:{ask.organisation}"
+    return f"{own}/{ask.model}", own, f"{shared}/{ask.model}", shared
 
 
 class TierLines:

@@ -2,14 +2,20 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.limits.waiting import Line
+from gateway.errors import SlotsTaken
+from gateway.limits import NO_PLAN, Ask, Ended, Lease, Store
+from gateway.limits.course import chart
+from gateway.limits.memory import MemoryStore
+from gateway.limits.waiting import Line, SlotLines
+from policies.plan import Plan
 from tests.support.client import Reply, Wire, ask, until
 from tests.support.engine import FakeEngine, engines, hang, reply
 from tests.support.redis import needs_redis, server
@@ -29,7 +35,7 @@ def policy(plans: str, contract: str = "fail") -> str:
 
 
 def waiting(served: Served) -> int:
-    return sum(len(line) for line in served.gateway.slots._lines.values())
+    return len(served.gateway.slots)
 
 
 def for_tier(served: Served) -> int:
@@ -81,15 +87,6 @@ def test_a_line_is_bounded_and_gives_each_tenant_its_turn(arrivals: list[str], m
         assert [name for name, _ in taken].index(tenant) < len(set(inside.values()))
 
 
-def test_who_is_put_back_is_first_of_its_tenant_and_behind_the_others() -> None:
-    line: Line[str] = Line(10)
-    for one in ("a1", "a2", "b1"):
-        line.add(one[0], one)
-    assert line.take() == ("a", "a1")
-    line.put_back("a", "a1")
-    assert [line.take()[1] for _ in range(3)] == ["b1", "a1", "a2"]
-
-
 def test_who_has_left_is_not_taken() -> None:
     line: Line[str] = Line(10)
     for one in ("a1", "a2", "b1"):
@@ -99,7 +96,179 @@ def test_who_has_left_is_not_taken() -> None:
     assert (len(line), line.take(), line.take(), len(line)) == (2, ("a", "a2"), ("b", "b1"), 0)
 
 
+def test_who_is_put_back_keeps_its_turn() -> None:
+    line: Line[str] = Line(10)
+    for one in ("a1", "a2", "b1"):
+        line.add(one[0], one)
+    line.put_back(*line.take())
+    assert [line.take()[1] for _ in range(3)] == ["a1", "b1", "a2"]
+
+
 # for a slot
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.integers(0, 2), st.integers(0, 1)),
+        st.tuples(st.sampled_from(["end", "leave"]), st.integers(0, 20), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(STEPS)
+def test_nobody_waits_while_a_slot_of_its_own_is_free(steps: list[Any]) -> None:
+    asyncio.run(wait_and_leave(steps))
+
+
+async def wait_and_leave(steps: list[Any]) -> None:
+    """Two tenants share three slots, one of whom has a single one for model 0; a third has its own."""
+    store = MemoryStore(lambda: 0.0)
+    lines = SlotLines(store, 1000)
+    team = Plan("team", concurrent=3)
+    plans = [
+        Plan("a", concurrent=2, wait=60.0, models={"0": Plan("a0", concurrent=1)}),
+        Plan("b", concurrent=2, wait=60.0),
+        Plan("c", concurrent=1, wait=60.0),
+    ]
+    running: list[Lease] = []
+    tasks: list[tuple[Ask, asyncio.Task[None]]] = []
+    turns: list[str] = []
+
+    async def one(wanted: Ask) -> None:
+        scope = lines.ahead(wanted)
+        if scope is None:
+            try:
+                running.append(store.reserve(wanted))
+                return
+            except SlotsTaken as taken:
+                scope = taken.scope
+        running.append(await lines.wait(wanted, scope))
+        turns.append(wanted.tenant)
+
+    for what, number, model in steps:
+        if what == "ask":
+            tenant = "abc"[number]
+            shared = ("acme", team) if tenant != "c" else ("", NO_PLAN)
+            wanted = Ask(tenant, plans[number], "fast", str(model), 1, 1, *shared)
+            tasks.append((wanted, asyncio.create_task(one(wanted))))
+        elif what == "end" and running:
+            running.pop(number % len(running)).refund()
+        elif what == "leave" and tasks:
+            tasks[number % len(tasks)][1].cancel()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        tasks = [(wanted, task) for wanted, task in tasks if not task.done()]
+        assert len(lines) == len(tasks)
+        for wanted, _ in tasks:
+            with pytest.raises(SlotsTaken):
+                store.reserve(wanted)
+    expected = len(turns) + len(tasks)
+    while running:
+        running.pop().refund()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert (len(turns), len(lines), store.in_use()) == (expected, 0, 0)
+    await asyncio.gather(*(task for _, task in tasks))
+
+
+OWN_SLOTS = """default: {concurrent: 9}
+  team: {concurrent: 64}
+  one: {concurrent: 1, wait: 20s}"""
+OWN_KEYS = """
+organisations: [{name: acme, plan: team}]
+keys:
+- {name: a, key: sk-a, organisation: acme, plan: one}
+- {name: b, key: sk-b, organisation: acme, plan: one}
+- {name: c, key: sk-c, organisation: acme}
+"""
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=needs_redis)])
+def store(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """`limits` of a configuration."""
+    if request.param == "memory":
+        yield {}
+    else:
+        with server() as redis:
+            yield {"store": redis.url, "timeout": "10s"}
+
+
+async def test_who_waits_for_a_slot_of_its_own_delays_nobody_else(
+    tmp_path: Path, store: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.limits.waiting.LOOK_SECONDS", 60.0)
+    gate = Gate()
+    engine = FakeEngine(gate)
+    options: dict[str, Any] = {"policy": policy(OWN_SLOTS), "keys": OWN_KEYS, "limits": store}
+    async with engines(engine), serving(tmp_path, {"fast": engine}, **options) as served:
+        asking = [asyncio.create_task(asked(served, "sk-a", f"a{number}")) for number in range(4)]
+        await until(lambda: waiting(served) == 3)
+        asking += [asyncio.create_task(asked(served, f"sk-{name}", name)) for name in "bc"]
+        await until(lambda: {"b", "c"} <= set(gate.came))
+        assert waiting(served) == 3
+        gate.open(6)
+        assert [(await one).status for one in asking] == [200] * 6
+        await until(lambda: served.clean)
+
+
+class Elsewhere:
+    """A store whose `free` slots other processes take and give back, which it does not tell of."""
+
+    def __init__(self, *, far: bool) -> None:
+        self.free = 0
+        self._far = far
+
+    def on_end(self, hook: Ended) -> None: ...
+
+    def last_seen(self, ask: Ask) -> bytes:
+        return b""
+
+    def reserve(self, ask: Ask) -> Any:
+        error = None if self.free else chart(ask).slots_taken(0, [])
+        self.free -= error is None
+        if not self._far:
+            if error is not None:
+                raise error
+            return object()
+        promise: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if error is None:
+            promise.set_result(object())
+        else:
+            promise.set_exception(error)
+        return promise
+
+
+@pytest.mark.parametrize("far", [False, True])
+async def test_one_look_takes_all_slots_that_became_free_elsewhere(far: bool) -> None:
+    store = Elsewhere(far=far)
+    lines = SlotLines(cast("Store", store), 10)
+    one = Ask("a", Plan("one", concurrent=1, wait=20.0), "fast", "m", 1, 1)
+    waits = [asyncio.create_task(lines.wait(one, "t:a")) for _ in range(5)]
+    await until(lambda: len(lines) == 5)
+    store.free = 4
+    lines._look()
+    await until(lambda: [task.done() for task in waits] == [True] * 4 + [False])
+    waits[-1].cancel()
+    await asyncio.wait(waits)
+    assert len(lines) == 0
+
+
+async def test_who_waited_in_vain_is_told_what_is_left(tmp_path: Path, store: dict[str, Any]) -> None:
+    engine = FakeEngine(hang)
+    plan = policy("default: {concurrent: 1, wait: 50ms, requests: 10/day}")
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=plan, limits=store) as served,
+        await Wire.open(served.port) as first,
+    ):
+        first.send(CHAT.path, CHAT.ask())
+        await until(lambda: engine.generations == 1)
+        for answer in await asyncio.gather(*(asked(served) for _ in range(3))):
+            assert answer.status == 429
+            assert answer.headers["x-ratelimit-limit-requests"] == "10"
+            assert answer.headers["x-ratelimit-remaining-requests"] == "9"
 
 
 async def test_one_more_waits_and_is_told_how_long(tmp_path: Path) -> None:
