@@ -30,6 +30,8 @@ from policies.shipped import SHIPPED_NAME
 
 DEFAULT_FILE = "dualgauge.yaml"
 FIRST_ENGINE_PORT = 8101
+VERSION = 1
+"""Of the file's form: raised where a file that was right no longer means the same."""
 LAST_PORT = 65535
 OF_THE_POLICY = ("shadow", "rollout")
 MIN_LOG = 64 << 10
@@ -236,6 +238,7 @@ class File(Part, frozen=True):
     integrity: IntegrityPart = IntegrityPart()
     shutdown_grace: Seconds = Seconds(120)
 
+    version: int = VERSION
 
 class Config(msgspec.Struct, frozen=True):
     """One deployment. `tiers` go from the least to the most precise; `policy` is a shipped name or an
@@ -283,6 +286,7 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
         message = "belongs into the policy's file, where a reload is enough to change it"
         raise ProblemsError(document.problem((key,), f"`{key}` {message}", key=True) for key in misplaced)
     file: File = convert(document, File, dec_hook=_decode)
+    _check_version(document)
     if file.telemetry.otlp == "":  # of a variable that is set to nothing
         file = msgspec.structs.replace(file, telemetry=msgspec.structs.replace(file.telemetry, otlp=None))
     problems = list(_Checks(document, file).run())
@@ -320,6 +324,18 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
 
 
 def _tokenizer(document: Document, named: str, folder: Path) -> str:
+def _check_version(document: Document) -> None:
+    """Before anything else is read: another version's keys mean something else. Raises ProblemsError."""
+    version = document.value.get("version", VERSION) if isinstance(document.value, dict) else VERSION
+    if type(version) is int and version == VERSION:
+        return
+    if type(version) is int and version > VERSION:
+        message = f"this is for a newer Dualgauge: update this one, which reads `version: {VERSION}`"
+    else:
+        message = f"this Dualgauge reads `version: {VERSION}`"
+    raise ProblemsError([document.problem(("version",), message)])
+
+
     """`auto`, `none`, or a file that is there. Raises ProblemsError."""
     if named in ("auto", "none"):
         return named
@@ -532,6 +548,8 @@ class _Checks:
         found.extend(self._figures())
         if file.swap is not None:
             found.extend(self._swap(file.swap))
+        if file.admin_token is not None and not file.admin_token.strip():
+            found.append(self._at(("admin_token",), "is empty, so that no token would be asked: write one"))
         for index, engine in enumerate(file.engines):
             found.extend(self._engine(index, engine))
         return found

@@ -23,6 +23,7 @@ def starter(choice: Choice, ports: Sequence[int], *, listen: str, admin: str) ->
         "# Written by `dualgauge up` for this machine; it never changes a file that exists.",
         *_comment(choice.reasons),
         "",
+        "version: 1",
         f"listen: {listen:<24} # applications: OPENAI_BASE_URL=http://{listen}/v1",
         f"admin: {admin:<25} # console, /metrics, admin API",
         f"model: {model:<25} # what applications ask for; {model}:fast and {model}:exact pin a tier",

@@ -119,6 +119,12 @@ INVALID = [
     (engine(EXTERNAL.replace("url: 'http://h:1', ", "")), "3:5: error: an external engine needs its `url`"),
     *(
         (engine(EXTERNAL.replace("http://h:1", url)), "3:48: error: an engine's url is http://host:port,")
+    (HEAD + "version: 2\n", "3:10: error: this is for a newer Dualgauge: update this one, which "),
+    (HEAD + "version: 2\nnew_key: 1\n", "3:10: error: this is for a newer Dualgauge"),
+    (HEAD + "version: 0\n", "3:10: error: this Dualgauge reads `version: 1`"),
+    (HEAD + "version: '1'\n", "3:10: error: this Dualgauge reads `version: 1`"),
+    (HEAD + "version: true\n", "3:10: error: this Dualgauge reads `version: 1`"),
+    (HEAD + "admin_token: ''\n", "3:14: error: is empty, so that no token would be asked"),
         for url in (
             "ftp://h",
             "h:1",
