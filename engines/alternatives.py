@@ -46,10 +46,12 @@ def fits(found: Plan) -> bool:
     return not plan.no_room(found) and not plan.too_short(found)
 
 
-def _planned(specs: Sequence[EngineSpec], machine: Machine, facts: Sizer) -> Plan | None:
+def _planned(
+    specs: Sequence[EngineSpec], machine: Machine, facts: Sizer, swap: str | None = None
+) -> Plan | None:
     """The plan, where it holds."""
     try:
-        found = plan.arrange(specs, machine, facts)
+        found = plan.arrange(specs, machine, facts, swap)
     except PlanError:
         return None
     return found if fits(found) else None
@@ -117,19 +119,18 @@ def _other_split(specs: Sequence[EngineSpec], machine: Machine, facts: Sizer) ->
 def _swap(specs: Sequence[EngineSpec], machine: Machine, facts: Sizer) -> Iterator[Change]:
     """One engine of a shared GPU at a time, the other asleep with its weights in the machine's memory."""
     shared = [gpu for gpu in machine.gpus if sum(spec.gpu == gpu.index for spec in specs) > 1]
-    if not shared or len(specs) != 2:
+    if not shared or len(specs) != 2 or len({spec.tier for spec in specs}) != 2:
         return
-    alone = [_planned([replace(spec, share=None)], machine, facts) for spec in specs]
-    if None in alone:
+    sleeping = next((spec for spec in specs if spec.tier == "exact"), specs[-1])
+    found = _planned([replace(spec, share=None) for spec in specs], machine, facts, sleeping.tier)
+    if found is None:
         return
-    parts = tuple(part.placements[0] for part in alone if part is not None)
-    sleeping = next((p for p in parts if p.spec.tier == "exact"), parts[-1])
-    kept = gib(sleeping.facts.weights or 0)
+    kept = gib(sum(p.facts.weights or 0 for p in found.placements if p.spec.name == sleeping.name))
     text = (
-        f"swap: {sleeping.spec.name} sleeps (--enable-sleep-mode) until it is needed, its {kept} of weights "
-        "in the machine's memory, and the other one sleeps meanwhile"
+        f"swap: {sleeping.name} sleeps until it is needed, its {kept} of weights in the machine's memory, "
+        f"and the other one sleeps meanwhile: swap: {{tier: {sleeping.tier}}} in the configuration"
     )
-    yield Change("swap", text, Plan(parts, machine))
+    yield Change("swap", text, found)
 
 
 def _smaller_model(specs: Sequence[EngineSpec], machine: Machine, _: Sizer) -> Iterator[Change]:

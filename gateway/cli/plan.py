@@ -175,9 +175,11 @@ def _configured(file: Path | None, machine: Machine, asked: Asked) -> Plan:
         limits += ("--max-model-len", str(asked.context))
     if asked.sequences:
         limits += ("--max-num-seqs", str(asked.sequences))
-    engines = load(file).engines
+    config = load(file)
+    engines = config.engines
     specs = [replace(spec, args=(*spec.args, *limits)) for spec in engines if spec.kind == "vllm"]
-    found = plan.arrange(specs, machine, local_facts)
+    swap = None if config.swap is None else config.swap.tier
+    found = plan.arrange(specs, machine, local_facts, swap)
     left = [spec.name for spec in engines if spec.kind != "vllm"]
     note = f"not planned, since they are no vLLM engines that are started here: {', '.join(left)}"
     return replace(found, notes=(*found.notes, note)) if left else found

@@ -11,6 +11,7 @@ from engines.overhead import Work
 from engines.plan import (
     CONTEXT,
     CPU_WORK,
+    SLEEPER,
     UTILISATION,
     PlanError,
     facts_of,
@@ -307,3 +308,34 @@ def test_the_engines_key_is_not_on_the_command_line() -> None:
 )
 def test_an_option_is_seen_in_its_spellings(args: tuple[str, ...], found: bool) -> None:
     assert has_option(args, "--dtype") is found
+
+
+def test_engines_that_take_turns_have_the_gpu_one_after_the_other() -> None:
+    with pytest.raises(PlanError):
+        plan(PAIR, machine(card(20)), known)
+    found = plan(PAIR, machine(card(20)), known, swap="exact")
+    fast, exact = found.placements
+    assert [[p.spec.name for p in awake] for awake in found.turns(card(20))] == [["fast-0"], ["exact-0"]]
+    for placement in (fast, exact):
+        assert placement.memory + CONTEXT + SLEEPER <= card(20).free
+        assert placement.kv is not None
+        assert placement.kv > 0
+
+
+def test_replicas_of_a_tier_that_takes_turns_share_its_turn() -> None:
+    specs = (*PAIR, spec("fast-1", gpu=0, args=LIMITS))
+    found = plan(specs, machine(card(24)), known, swap="exact")
+    by_name = {placement.spec.name: placement for placement in found.placements}
+    assert by_name["fast-0"].memory + by_name["fast-1"].memory + 2 * CONTEXT + SLEEPER <= card(24).free
+    assert by_name["exact-0"].memory > by_name["fast-0"].memory
+
+
+def test_one_that_is_too_large_for_its_turn_is_refused() -> None:
+    with pytest.raises(PlanError, match="exact-0 needs"):
+        plan(PAIR, machine(card(12)), known, swap="exact")
+
+
+def test_replicas_on_two_gpus_have_one_each() -> None:
+    specs = (spec("fast-0", gpu=0, args=LIMITS), spec("fast-1", gpu=1, args=LIMITS))
+    found = plan(specs, machine(card(16), card(16, 1)), known)
+    assert [placement.device for placement in found.placements] == ["gpu:0", "gpu:1"]

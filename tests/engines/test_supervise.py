@@ -649,3 +649,24 @@ def test_two_supervisors_start_on_one_gpu_one_after_the_other(tmp_path: Path) ->
     assert one.journal.index("warm fast-0") < one.journal.index("start exact-0")
     waiting = next(state for state in other.states if state.state == "waiting")
     assert waiting.error == f"another `dualgauge up` (pid {os.getpid()}) starts an engine on gpu:0"
+
+
+def test_one_that_ends_while_it_sleeps_is_started_when_it_is_woken(world: World) -> None:
+    async def main() -> None:
+        requests = Requests(world.journal)
+        requests.ended.set()
+        await world.supervisor.start(sleeping(world))
+        await world.supervisor.sleep("fast-0", requests.idle)
+        world.launcher.children[0].end(137)
+        await world.until(lambda: world.last("fast-0").pid is None)
+        assert world.last("fast-0").state == "asleep"
+        assert len(world.launcher.children) == 1
+        why = await world.supervisor.wake("fast-0")
+        assert why is not None
+        assert "SIGKILL" in why
+        assert world.last("fast-0").state == "ready"
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
+    assert "wake" not in world.journal
+    assert len(world.launcher.children) == 2

@@ -605,3 +605,43 @@ async def test_the_only_engine_of_a_tier_is_asked_however_often_it_fails(tmp_pat
             check_error(await ask(served.port, CHAT.path, CHAT.ask()), 502)
         engine.script = reply(CHAT.reply)
         assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
+
+
+async def test_a_tier_that_sleeps_in_turn_is_waited_for_whatever_the_contract(tmp_path: Path) -> None:
+    fast, exact = FakeEngine(reply(CHAT.reply)), FakeEngine(reply(CHAT.reply))
+    tiers = {"fast": fast, "exact": exact}
+    for contract in ("fail", "degrade", "{use: fast}"):
+        folder = tmp_path / contract[:4].strip("{")
+        folder.mkdir()
+        async with engines(fast, exact), serving(folder, tiers, policy=policy(contract)) as served:
+            fleet = served.gateway.fleet
+            fleet.turns = {"fast": 30.0, "exact": 30.0}
+            fleet.hold(served.engine("exact-0"), "asleep")
+            asking = asyncio.create_task(ask(served.port, CHAT.path, CHAT.ask()))
+            await until(lambda served=served: served.gateway.tiers.oldest("exact")[0] == 1)
+            fleet.hold(served.engine("exact-0"), "")
+            assert moved(await asking)[:2] == ("exact-0", None)
+
+
+@pytest.mark.parametrize(("contract", "engine"), [("fail", None), ("degrade", "fast-0")])
+async def test_after_the_wait_for_its_turn_the_contract_holds(
+    tmp_path: Path, contract: str, engine: str | None
+) -> None:
+    fast, exact = FakeEngine(reply(CHAT.reply)), FakeEngine()
+    tiers = {"fast": fast, "exact": exact}
+    async with engines(fast, exact), serving(tmp_path, tiers, policy=policy(contract)) as served:
+        served.gateway.fleet.turns = {"fast": 0.1, "exact": 0.1}
+        served.gateway.fleet.hold(served.engine("exact-0"), "asleep")
+        answer = await ask(served.port, CHAT.path, CHAT.ask())
+        assert answer.headers.get("x-dualgauge-engine") == engine
+        assert answer.status == (503 if engine is None else 200)
+
+
+async def test_a_more_precise_tier_that_is_awake_is_used_at_once(tmp_path: Path) -> None:
+    text = "version: 1\nrules: [{name: to fast, send: fast, if_unavailable: {use: exact}}]\n"
+    fast, exact = FakeEngine(), FakeEngine(reply(CHAT.reply))
+    tiers = {"fast": fast, "exact": exact}
+    async with engines(fast, exact), serving(tmp_path, tiers, policy=text) as served:
+        served.gateway.fleet.turns = {"fast": 30.0, "exact": 30.0}
+        served.gateway.fleet.hold(served.engine("fast-0"), "asleep")
+        assert (await ask(served.port, CHAT.path, CHAT.ask())).headers["x-dualgauge-engine"] == "exact-0"
