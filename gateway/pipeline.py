@@ -199,7 +199,9 @@ class Exchange:
         self._tenant = tenant
         self.record.tenant = tenant.name
         if self._gateway.tracer is not None:
-            self.record.trace = self._gateway.tracer.begin(self._client.fields)
+            self.record.trace = self._gateway.tracer.begin(
+                self._client.fields, self.record.request_id[4:].encode()
+            )
         return tenant
 
     # read

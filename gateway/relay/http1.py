@@ -12,6 +12,7 @@ import http
 import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import unquote
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 HEAD_LIMIT = 64 * 1024
+SHORT_URL = 128
 HEADER_FRAME = len(b": \r\n")
 PIPELINED = 16
 LINGER_SECONDS = 0.3
@@ -42,6 +44,17 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 ERROR = '{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
 
 Answer = Callable[["Request"], Coroutine[Any, Any, None]]
+
+
+def path_of(url: bytes) -> str:
+    """The path of a request's target. Raises httptools.HttpParserInvalidURLError."""
+    if not url.startswith(b"/"):
+        url = httptools.parse_url(url).path or b"/"
+    path = url.partition(b"?")[0].decode("latin-1")
+    return unquote(path) if "%" in path else path
+
+
+_path_of_short = lru_cache(maxsize=64)(path_of)
 
 
 class Request(Client):
@@ -357,7 +370,8 @@ class Connection(asyncio.Protocol):
         if self.transport.is_closing() or parser.should_upgrade():
             return
         http10 = parser.get_http_version() == "1.0"
-        request = Request(self, method, self._path(), self._headers, parser.should_keep_alive(), http10)
+        path = (_path_of_short if len(self._url) <= SHORT_URL else path_of)(self._url)
+        request = Request(self, method, path, self._headers, parser.should_keep_alive(), http10)
         self._reading = request
         # What comes as a trailer is no part of the head: by then it has been read.
         self._headers = []
@@ -367,13 +381,6 @@ class Connection(asyncio.Protocol):
         self._waiting.append(request)
         if len(self._waiting) >= PIPELINED:
             self._refuse(400, "too many requests are pipelined")
-
-    def _path(self) -> str:
-        url = self._url
-        if not url.startswith(b"/"):
-            url = httptools.parse_url(url).path or b"/"
-        path = url.partition(b"?")[0].decode("latin-1")
-        return unquote(path) if "%" in path else path
 
     def on_body(self, body: bytes) -> None:
         self._unread = 0

@@ -66,16 +66,14 @@ class Tracer:
         self._rand = rand
         self._builder = Builder(rand, capture=capture)
 
-    def begin(self, headers: Mapping[bytes, bytes]) -> TraceIds:
-        """Ids of a new request: the caller's trace continued where it sent one, and its flag obeyed."""
+    def begin(self, headers: Mapping[bytes, bytes], own: bytes) -> TraceIds:
+        """Ids of a new request: the caller's trace continued where it sent one, and its flag obeyed. `own` is
+        32 random hexadecimal digits: the trace's id, where it begins here, and half of it the span's."""
         sent = headers.get(b"traceparent")
         parent = None if sent is None else read_traceparent(sent)
-        rand = self._rand
         if parent is not None:
-            span = b"%016x" % rand.getrandbits(64)
-            return TraceIds(parent[0], span, parent[1], parent[2], headers.get(b"tracestate"))
-        ids = b"%048x" % rand.getrandbits(192)
-        return TraceIds(ids[:32], ids[32:], None, rand.random() < self._sample)
+            return TraceIds(parent[0], own[16:], parent[1], parent[2], headers.get(b"tracestate"))
+        return TraceIds(own, own[16:], None, self._rand.random() < self._sample)
 
     def finish(self, record: Record, client: Client, asked: Asked | None) -> None:
         """Export the spans of a sampled request, and of every one that failed or was degraded."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from policies.facts import Facts
 from policies.signals.script import script_of
+from policies.signals.seen import Seen
 from policies.signals.signal import Memo, Signal
 
 UNDETERMINED = "und"
@@ -203,8 +204,11 @@ def _by_block(text: str) -> str:
     return max(counts, key=counts.__getitem__, default=UNDETERMINED)
 
 
-def _language(facts: Facts, memo: Memo) -> str:
-    return language_of(facts.last_user_text(), memo.get("script"))
+_SEEN = Seen(language_of)
+
+
+def _language(facts: Facts, _memo: Memo) -> str:
+    return _SEEN(facts.last_user_text())
 
 
 LANGUAGE_SIGNAL = Signal(
