@@ -29,9 +29,9 @@ from policies.document import Diagnostic, Document, ProblemsError, convert, load
 from policies.shipped import SHIPPED_NAME
 
 DEFAULT_FILE = "dualgauge.yaml"
-FIRST_ENGINE_PORT = 8101
 VERSION = 1
 """Of the file's form: raised where a file that was right no longer means the same."""
+FIRST_ENGINE_PORT = 8101
 LAST_PORT = 65535
 OF_THE_POLICY = ("shadow", "rollout")
 MIN_LOG = 64 << 10
@@ -237,8 +237,8 @@ class File(Part, frozen=True):
     swap: SwapPart | None = None
     integrity: IntegrityPart = IntegrityPart()
     shutdown_grace: Seconds = Seconds(120)
-
     version: int = VERSION
+
 
 class Config(msgspec.Struct, frozen=True):
     """One deployment. `tiers` go from the least to the most precise; `policy` is a shipped name or an
@@ -285,8 +285,8 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
     if misplaced:
         message = "belongs into the policy's file, where a reload is enough to change it"
         raise ProblemsError(document.problem((key,), f"`{key}` {message}", key=True) for key in misplaced)
-    file: File = convert(document, File, dec_hook=_decode)
     _check_version(document)
+    file: File = convert(document, File, dec_hook=_decode)
     if file.telemetry.otlp == "":  # of a variable that is set to nothing
         file = msgspec.structs.replace(file, telemetry=msgspec.structs.replace(file.telemetry, otlp=None))
     problems = list(_Checks(document, file).run())
@@ -323,7 +323,6 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
     )
 
 
-def _tokenizer(document: Document, named: str, folder: Path) -> str:
 def _check_version(document: Document) -> None:
     """Before anything else is read: another version's keys mean something else. Raises ProblemsError."""
     version = document.value.get("version", VERSION) if isinstance(document.value, dict) else VERSION
@@ -336,6 +335,7 @@ def _check_version(document: Document) -> None:
     raise ProblemsError([document.problem(("version",), message)])
 
 
+def _tokenizer(document: Document, named: str, folder: Path) -> str:
     """`auto`, `none`, or a file that is there. Raises ProblemsError."""
     if named in ("auto", "none"):
         return named
@@ -534,6 +534,8 @@ class _Checks:
         if file.admin_token is None and not file.admin.loopback:
             message = f"{file.admin} can be reached by others: add `admin_token: ${{NAME}}`, or use 127.0.0.1"
             found.append(self._at(("admin",), message))
+        if file.admin_token is not None and not file.admin_token.strip():
+            found.append(self._at(("admin_token",), "is empty, so that no token would be asked: write one"))
         if file.listen.port and file.listen.port == file.admin.port:
             message = f"port {file.admin.port} is both `listen`'s and `admin`'s: change one"
             found.append(self._at(("admin",) if "admin" in self._given else ("listen",), message))
@@ -548,8 +550,6 @@ class _Checks:
         found.extend(self._figures())
         if file.swap is not None:
             found.extend(self._swap(file.swap))
-        if file.admin_token is not None and not file.admin_token.strip():
-            found.append(self._at(("admin_token",), "is empty, so that no token would be asked: write one"))
         for index, engine in enumerate(file.engines):
             found.extend(self._engine(index, engine))
         return found
