@@ -110,6 +110,12 @@ INVALID = [
     (HEAD + "tiers: [fast, fast]\n", "3:8: error: name each tier once, from the least to the most precise"),
     (HEAD + "tiers: [fast, 'a b']\n", "3:15: error: `a b` cannot be a tier's name"),
     (HEAD + "tiers: [exact]\n", "2:27: error: unknown tier `fast`; known: exact"),
+    (HEAD + "version: 2\n", "3:10: error: this is for a newer Dualgauge: update this one, which "),
+    (HEAD + "version: 2\nnew_key: 1\n", "3:10: error: this is for a newer Dualgauge"),
+    (HEAD + "version: 0\n", "3:10: error: this Dualgauge reads `version: 1`"),
+    (HEAD + "version: '1'\n", "3:10: error: this Dualgauge reads `version: 1`"),
+    (HEAD + "version: true\n", "3:10: error: this Dualgauge reads `version: 1`"),
+    (HEAD + "admin_token: ''\n", "3:14: error: is empty, so that no token would be asked"),
     (HEAD + "admin_token: ${NOPE}\n", "3:14: error: the environment variable NOPE is not set"),
     (engine(EXTERNAL.replace("fast", "exakt")), "3:21: error: unknown tier `exakt`; did you mean `exact`?"),
     (engine(EXTERNAL.replace("external", "vlm")), "3:33: error: unknown value `vlm`; did you mean `vllm`?"),
@@ -119,12 +125,6 @@ INVALID = [
     (engine(EXTERNAL.replace("url: 'http://h:1', ", "")), "3:5: error: an external engine needs its `url`"),
     *(
         (engine(EXTERNAL.replace("http://h:1", url)), "3:48: error: an engine's url is http://host:port,")
-    (HEAD + "version: 2\n", "3:10: error: this is for a newer Dualgauge: update this one, which "),
-    (HEAD + "version: 2\nnew_key: 1\n", "3:10: error: this is for a newer Dualgauge"),
-    (HEAD + "version: 0\n", "3:10: error: this Dualgauge reads `version: 1`"),
-    (HEAD + "version: '1'\n", "3:10: error: this Dualgauge reads `version: 1`"),
-    (HEAD + "version: true\n", "3:10: error: this Dualgauge reads `version: 1`"),
-    (HEAD + "admin_token: ''\n", "3:14: error: is empty, so that no token would be asked"),
         for url in (
             "ftp://h",
             "h:1",
