@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, ConsoleMessage, Page, Response, async_playwright
+from playwright.async_api import Browser, ConsoleMessage, Page, Response, async_playwright, expect
 
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(
@@ -25,6 +25,8 @@ ARGUMENTS = (
     "--disable-sync",
     "--no-first-run",
 )
+PATIENCE = 20_000  # milliseconds: browsers are slow on a busy machine
+expect.set_options(timeout=PATIENCE)
 DESK = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 
@@ -70,7 +72,7 @@ async def console(browser: Browser, port: int, **context: Any) -> AsyncIterator[
     """The console of an admin port, in a context of its own, in a browser that is running."""
     async with await browser.new_context(**{"viewport": DESK, **context}) as one:
         page = await one.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(PATIENCE)
         opened = Opened(page, f"http://127.0.0.1:{port}/")
         page.on("console", opened.said)
         page.on("response", opened.received)
