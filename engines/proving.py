@@ -55,11 +55,11 @@ class CacheSize:
 
 
 class Prover:
-    """Proves the engines of one deployment. The first that counts tokens is what the others must equal."""
+    """Proves the engines of one deployment: each must count tokens as another one does that was proven."""
 
     def __init__(self, allowed: Collection[str] = ()) -> None:
         self._allowed = frozenset(allowed)
-        self._first: tuple[str, Traits] | None = None
+        self._proven: dict[str, Traits] = {}
 
     async def prove(
         self, client: httpx2.AsyncClient, spec: EngineSpec, placement: Placement | None, log: Path | None
@@ -74,13 +74,12 @@ class Prover:
     def _compare(self, name: str, found: Traits) -> tuple[str, ...]:
         if all(value is None for value in found.values()):
             return ()
-        if self._first is None or self._first[0] == name:
-            self._first = (name, found)
-            return ()
-        differences = list(parity.differences(*self._first, name, found))
+        other = next(((known, traits) for known, traits in self._proven.items() if known != name), None)
+        differences = [] if other is None else list(parity.differences(*other, name, found))
         refused = [difference for difference in differences if difference.aspect not in self._allowed]
         if refused:
             raise ProbeError(parity.explain(refused))
+        self._proven[name] = found
         return tuple(f"allowed by `parity`: {difference}" for difference in differences)
 
 

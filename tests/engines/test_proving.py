@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -114,7 +115,19 @@ def test_an_engine_that_counts_otherwise_is_refused(
     with_engine(tmp_path, options, second)
 
 
-def test_an_engine_may_change_when_it_is_the_first_that_starts_again(tmp_path: Path) -> None:
+def test_one_that_is_changed_and_started_again_is_held_against_the_other(tmp_path: Path) -> None:
+    prover = Prover()
+
+    async def start(name: str, port: int) -> None:
+        await prove(prover, spec(name, port))
+
+    for name in ("fast-0", "exact-0"):
+        with_engine(tmp_path, (), partial(start, name))
+    with pytest.raises(ProbeError, match="max_length: exact-0 and fast-0 differ"):
+        with_engine(tmp_path, ("--length", "2048"), partial(start, "fast-0"))
+
+
+def test_one_alone_may_change(tmp_path: Path) -> None:
     prover = Prover()
 
     async def use(port: int) -> None:
