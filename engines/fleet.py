@@ -212,6 +212,10 @@ class Fleet:
             engine.held = reason
             for watcher in self.watchers:
                 watcher(engine)
+            if not reason and engine.state != "ready":
+                # It has been started or woken since the last probe.
+                for doubter in self.doubters:
+                    doubter(engine)
 
     def failed(self, engine: Engine, reason: str) -> None:
         """A request could not reach the engine: suspect until a probe says otherwise."""

@@ -166,3 +166,13 @@ async def test_requests_that_wait_for_their_tiers_turn_are_told_and_served(tmp_p
         await ask(served.admin, HOLD, {"reason": ""})
         assert (await asking).status == 200
         assert served.gateway.tiers.oldest("fast") == (0, 0.0)
+
+
+async def test_an_engine_that_is_let_go_is_asked_at_once(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    settings = {"health": {"every": "1h"}}
+    async with engines(engine), serving(tmp_path, {"fast": engine}, **settings) as served:
+        await ask(served.admin, HOLD, {"reason": "asleep"})
+        served.mark("fast-0", "asleep")
+        await ask(served.admin, HOLD, {"reason": ""})
+        await until(lambda: served.engine("fast-0").state == "ready")
