@@ -106,9 +106,9 @@ class AnthropicMessages(Dialect):
         usage = _decode_reply(reply).usage
         if usage is None:
             return None
-        cached = usage.cache_read_input_tokens or 0
-        prompt = (usage.input_tokens or 0) + cached + (usage.cache_creation_input_tokens or 0)
-        return Usage(prompt, usage.output_tokens or 0, cached)
+        cached = number(usage.cache_read_input_tokens)
+        prompt = number(usage.input_tokens) + cached + number(usage.cache_creation_input_tokens)
+        return Usage(prompt, number(usage.output_tokens), cached)
 
     def error_body(self, error: GatewayError, request_id: str) -> tuple[int, bytes]:
         status = ANTHROPIC_OVERLOADED if isinstance(error, NothingReady) else error.http_status

@@ -39,6 +39,8 @@ GATEWAY_OWNED = (
 )
 OWNED = frozenset(GATEWAY_OWNED)
 
+MOST_TOKENS = (1 << 31) - 1
+"""Engines count in 32 bits: to llama.cpp a larger bound is a negative one, which is none."""
 FORMATS = ("json_object", "json_schema", "structural_tag")
 GUIDED = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
 
@@ -55,9 +57,10 @@ ROLES: dict[str, Role] = {
 class Request(msgspec.Struct):
     """One parsed request; `wants_usage` is whether the client itself asked for usage in its stream.
 
-    `output_tokens` is what was asked for in all: the larger of the two caps, times `n`. `prompt_tokens` is
-    set where the model's own tokenizer has counted, `usage_injected` by `Dialect.prepare` where the gateway
-    asked in the client's stead.
+    `answers` is how many an engine makes for it: `n`, or as many as it is to choose the best of, to each
+    prompt; `output_tokens` is what was asked for in all: the larger of the two caps, so many times.
+    `prompt_tokens` is set where the model's own tokenizer has counted, `usage_injected` by `Dialect.prepare`
+    where the gateway asked in the client's stead.
     """
 
     body: Body
@@ -66,6 +69,7 @@ class Request(msgspec.Struct):
     read: Callable[[], Conversation]
     output_tokens: int | None = None
     n: int = 1
+    answers: int = 1
     has_tools: bool = False
     structured: bool = False
     temperature: float | None = None
@@ -140,7 +144,8 @@ class Dialect(ABC):
                 if least is not None and least > cap:  # which engines refuse
                     body.set("min_tokens", cap)
                 asked = request.output_tokens
-                request.output_tokens = cap * request.n if asked is None else min(asked, cap * request.n)
+                most = cap * request.answers
+                request.output_tokens = most if asked is None else min(asked, most)
         warmth = edits.temperature if self.tempered else None
         # Engines refuse several answers at temperature 0: they would all be the same.
         if warmth not in (None, request.temperature) and (warmth or request.n == 1):
@@ -176,7 +181,8 @@ def openai_error(error: GatewayError) -> dict[str, str | None]:
 
 
 def number(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    """A figure of an engine's usage; 0 for what is none, so that none can give tokens back or overflow."""
+    return min(value, MOST_TOKENS) if type(value) is int and value > 0 else 0
 
 
 def named(model: str | None) -> str:
@@ -186,8 +192,9 @@ def named(model: str | None) -> str:
 
 
 def bound(name: str, value: int | None) -> None:
-    if value is not None and value < 0:
-        raise InvalidRequest(f"{name} must not be negative", param=name)
+    if value is not None and not 0 <= value <= MOST_TOKENS:
+        what = "not be negative" if value < 0 else f"be at most {MOST_TOKENS}"
+        raise InvalidRequest(f"{name} must {what}", param=name)
 
 
 def clean(body: Body) -> None:

@@ -59,6 +59,7 @@ class _Common(msgspec.Struct):
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
     n: int | None = None
+    best_of: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     temperature: float | None = None
@@ -88,7 +89,7 @@ _chat = Fields(_Chat)
 _completions = Fields(_Completions)
 
 
-def _request(body: Body, fields: _Common, read: Callable[[], Conversation]) -> Request:
+def _request(body: Body, fields: _Common, read: Callable[[], Conversation], prompts: int = 1) -> Request:
     model = named(fields.model)
     stream = fields.stream or False
     wants_usage = True
@@ -103,6 +104,7 @@ def _request(body: Body, fields: _Common, read: Callable[[], Conversation]) -> R
     n = 1 if fields.n is None else fields.n
     if n < 1:
         raise InvalidRequest("n must be at least 1", param="n")
+    answers = max(n, fields.best_of or n) * prompts
     first, second = fields.max_tokens, fields.max_completion_tokens
     bound("max_tokens", first)
     bound("max_completion_tokens", second)
@@ -112,8 +114,9 @@ def _request(body: Body, fields: _Common, read: Callable[[], Conversation]) -> R
         model,
         stream,
         read,
-        output_tokens=None if cap is None else cap * n,
+        output_tokens=None if cap is None else cap * answers,
         n=n,
+        answers=answers,
         has_tools=body.offers("tools") or body.offers("functions"),
         structured=_structured(body, fields),
         temperature=fields.temperature,
@@ -165,9 +168,9 @@ class OpenAIChat(Dialect):
             return None
         details = usage.prompt_tokens_details
         return Usage(
-            usage.prompt_tokens or 0,
-            usage.completion_tokens or 0,
-            (details.cached_tokens or 0) if details else 0,
+            number(usage.prompt_tokens),
+            number(usage.completion_tokens),
+            number(details.cached_tokens) if details else 0,
         )
 
 
@@ -182,7 +185,9 @@ class OpenAICompletions(OpenAIChat):
         if prompt is None:
             raise InvalidRequest("prompt is missing", param="prompt")
         check_prompts("prompt", prompt, bounds.prompts, "prompts")
-        return _request(body, fields, lambda: prompt_conversation(prompt))
+        several = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
+        prompts = len(prompt) if several else 1
+        return _request(body, fields, lambda: prompt_conversation(prompt), prompts)
 
 
 def prompt_conversation(prompt: object) -> Conversation:

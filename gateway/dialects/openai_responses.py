@@ -114,9 +114,9 @@ class OpenAIResponses(Dialect):
             return None
         details = usage.input_tokens_details
         return Usage(
-            usage.input_tokens or 0,
-            usage.output_tokens or 0,
-            (details.cached_tokens or 0) if details else 0,
+            number(usage.input_tokens),
+            number(usage.output_tokens),
+            number(details.cached_tokens) if details else 0,
         )
 
     def error_event(self, error: GatewayError) -> bytes:

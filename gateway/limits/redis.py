@@ -156,6 +156,14 @@ class _Reservation:
         return (b"reserve", self.name, self.tokens, LEASE_SECONDS, self.route.limits)
 
     def __call__(self, reply: object) -> None:
+        try:
+            self._answer(reply)
+        except Exception:
+            # The other answers on this connection must still be read.
+            logger.exception("limits: the server's answer to a reservation cannot be used")
+            self._answer(None)
+
+    def _answer(self, reply: object) -> None:
         future, route = self.future, self.route
         if not isinstance(reply, list):
             # Whether it was granted is not known: it is given back once the server is there again.

@@ -55,6 +55,7 @@ class Asked(Protocol):
 
     output_tokens: int | None
     n: int
+    answers: int
     temperature: float | None
 
     def conversation(self) -> Conversation:
@@ -281,7 +282,7 @@ def _genai_attributes(record: Record, asked: Asked | None) -> Attributes:
         found["gen_ai.request.model"] = record.model
     if asked is not None:
         if asked.output_tokens is not None:
-            found["gen_ai.request.max_tokens"] = asked.output_tokens // max(1, asked.n)
+            found["gen_ai.request.max_tokens"] = asked.output_tokens // asked.answers
         if asked.n > 1:
             found["gen_ai.request.choice.count"] = asked.n
         if asked.temperature is not None:

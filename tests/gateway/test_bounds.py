@@ -699,6 +699,24 @@ def test_a_chain_of_references_is_followed_without_recursion() -> None:
     parse(CHAT, {"guided_json": {"$defs": {**chain, "d1500": {"type": "null"}}, "$ref": "#/$defs/d0"}})
 
 
+@pytest.mark.parametrize(
+    ("dialect", "field"),
+    [
+        (CHAT, "max_tokens"),
+        (CHAT, "max_completion_tokens"),
+        (COMPLETIONS, "max_tokens"),
+        (RESPONSES, "max_output_tokens"),
+        (MESSAGES, "max_tokens"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one.name,
+)
+@pytest.mark.parametrize("tokens", [1 << 31, 10**30, 10**400], ids=["33 bits", "large", "no double"])
+def test_the_output_is_bounded_by_what_engines_count_in(dialect: Dialect, field: str, tokens: int) -> None:
+    parse(dialect, {field: (1 << 31) - 1})
+    error = refused(dialect, {field: tokens})
+    assert (error.param, error.message) == (field, f"{field} must be at most 2147483647")
+
+
 # on the wire
 
 ON_THE_WIRE = [

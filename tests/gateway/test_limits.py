@@ -15,7 +15,7 @@ from tests.support.engine import FakeEngine, engines, hang, reply, reset, stream
 from tests.support.redis import needs_redis
 from tests.support.redis import server as redis_server
 from tests.support.serving import Served, make, serving
-from tests.support.shapes import CHAT, IDS, SHAPES, Shape, check_error, events
+from tests.support.shapes import CHAT, COMPLETIONS, IDS, SHAPES, Shape, check_error, events
 
 
 def policy(plan: str) -> str:
@@ -103,6 +103,9 @@ async def test_c08_over_two_gateways_on_one_redis(tmp_path: Path) -> None:
             answers = await asyncio.gather(*asking)
             assert sorted(answer.status for answer in answers) == [200] * 4 + [429] * 6
             await until(lambda: one.clean and other.clean)
+            with redis.client() as client:
+                # A gateway is clean once it has sent what settles its leases.
+                await until(lambda: client.zcard("dualgauge:{t:anonymous}:t:anonymous:leases") == 0)
             answer = await ask(one.port, CHAT.path, body)
             left_of_720 = int(answer.headers["x-ratelimit-remaining-tokens"]) + 250
             assert 720 <= left_of_720 < 720 + 17 * 10
@@ -154,6 +157,36 @@ async def test_c11_the_larger_of_two_bounds_counts(tmp_path: Path) -> None:
         assert "retry-after" not in answer.headers
         assert left(served)["tokens"] == 2000
         assert engine.generations == 0
+
+
+@pytest.mark.parametrize("ask_for", [{"prompt": ["Hi"] * 4}, {"prompt": [[1], [2]], "best_of": 2}], ids=str)
+async def test_each_answer_that_the_engine_makes_is_reserved(tmp_path: Path, ask_for: dict[str, Any]) -> None:
+    engine = FakeEngine()
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=policy("tokens: 399/min")) as served,
+    ):
+        answer = await ask(served.port, COMPLETIONS.path, COMPLETIONS.ask(max_tokens=100, **ask_for))
+        check_error(answer, 429, code="request_exceeds_limit")
+        assert engine.generations == 0
+
+
+@pytest.mark.parametrize("tokens", [-500, 10**30, 10**400], ids=["negative", "large", "no double"])
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+async def test_an_engines_absurd_usage_gives_nothing_back_and_breaks_nothing(
+    tmp_path: Path, shape: Shape, tokens: int
+) -> None:
+    names = ("prompt_tokens", "input_tokens", "completion_tokens", "output_tokens", "cache_read_input_tokens")
+    engine = FakeEngine(reply({"usage": dict.fromkeys(names, tokens)}))
+    async with (
+        engines(engine),
+        serving(tmp_path, {"fast": engine}, policy=policy("tokens: 1000/day")) as served,
+    ):
+        assert (await ask(served.port, shape.path, shape.ask(**{shape.cap: 5}))).status == 200
+        await until(lambda: served.clean)
+        assert left(served)["tokens"] <= 1000
+        answer = await ask(served.port, shape.path, shape.ask(**{shape.cap: 5}))
+        assert answer.status == (200 if tokens < 0 else 429)
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,20 @@ async def test_leases_are_settled_before_the_process_ends(shared: Server, redis:
     assert taken(redis)["tokens"] == pytest.approx(5, abs=0.01)
 
 
+async def test_an_answer_that_cannot_be_used_delays_no_other(
+    shared: Server, redis: Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(shared.url, on_store_failure="closed") as store:
+        # More than a double holds: no dialect lets it pass.
+        promises = [store.reserve(asking(output=output)) for output in (10**400, 1)]
+        assert all(isinstance(promise, asyncio.Future) for promise in promises)
+        async with asyncio.timeout(10):
+            results = await asyncio.gather(*promises, return_exceptions=True)  # type: ignore[arg-type]
+        assert isinstance(results[0], LimitsUnavailable)
+        results[1].refund()  # type: ignore[union-attr]
+        assert "cannot be used" in caplog.text
+
+
 async def test_processes_are_counted(shared: Server, redis: Redis) -> None:
     async with running(shared.url, "a"), running(shared.url, "b"):
         assert redis.zrange("dualgauge:{processes}", 0, -1) == [b"a", b"b"]
