@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import logging
 import random
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from engines import manifest, tokenizer_file
+from engines import hosted, manifest, tokenizer_file
 from engines.fleet import Fleet
 from engines.health import Schedule, Watch
 from engines.spec import EngineSpec
@@ -44,7 +45,9 @@ def build(config: Config, tracer: Tracer | None = None, access: AccessLog | None
     """A gateway that is ready to be run. Raises ProblemsError."""
     clock = time.monotonic
     rand = random.Random()  # noqa: S311 - ids and sampling, no secrets
-    fleet = Fleet(config.engines, config.tiers, rand)
+    sockets = Path(tempfile.gettempdir()) / f"dualgauge-{rand.getrandbits(64):016x}"
+    specs = hosted.at_sockets(config.engines, sockets)
+    fleet = Fleet(specs, config.tiers, rand)
     if config.swap is not None:
         fleet.turns = dict.fromkeys(config.tiers, float(config.swap.wait))
     for engine in fleet.engines:
@@ -64,7 +67,7 @@ def build(config: Config, tracer: Tracer | None = None, access: AccessLog | None
         config=config,
         snapshot=snapshot,
         fleet=fleet,
-        upstreams={spec.name: Upstream(spec, _idle_seconds(spec)) for spec in config.engines},
+        upstreams={spec.name: Upstream(spec, _idle_seconds(spec)) for spec in specs},
         store=store,
         metrics=metrics,
         tracer=tracer,
@@ -78,6 +81,7 @@ def build(config: Config, tracer: Tracer | None = None, access: AccessLog | None
         stamps=stamps,
         counter=None if tokenizer is None else Counter(tokenizer),
         prompts=prompts,
+        sockets=sockets,
     )
     told(gateway, problem)
     return gateway
@@ -119,7 +123,7 @@ def _store(config: Config, clock: Callable[[], float], rand: random.Random) -> S
 
 
 def _idle_seconds(spec: EngineSpec) -> float:
-    return LAUNCHED_IDLE_SECONDS if spec.launched else EXTERNAL_IDLE_SECONDS
+    return EXTERNAL_IDLE_SECONDS if spec.kind == "external" else LAUNCHED_IDLE_SECONDS
 
 
 class Public:
@@ -161,7 +165,7 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         asyncio.create_task(gateway.history.run(), name="history"),
     ]
     try:
-        async with gateway.store.running():
+        async with gateway.store.running(), hosted.running(gateway.config.engines, gateway.sockets):
             yield gateway
     finally:
         for task in tasks:

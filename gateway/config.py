@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from engines import hosted
 from engines.address import Address
 from engines.contents import Allowed
 from engines.flags import has_option
@@ -357,8 +358,8 @@ def _engine(part: EnginePart, index: int, file: File, folder: Path) -> EngineSpe
         name=part.name,
         tier=part.tier,
         kind=part.kind,
-        url=part.url or f"http://127.0.0.1:{part.port or FIRST_ENGINE_PORT + index}",
-        served_model=part.served_model or file.model,
+        url=_url(part, index),
+        served_model=_served_model(part, file),
         precision=part.precision,
         model=model,
         gpu=part.gpu,
@@ -375,7 +376,14 @@ def _engine(part: EnginePart, index: int, file: File, folder: Path) -> EngineSpe
         priorities=_by_priority(part.args) if part.priorities is None else part.priorities,
         allow=frozenset(part.allow),
         manifest=part.manifest,
+        api_base=part.url if part.kind == "hosted" else None,
     )
+
+
+def _url(part: EnginePart, index: int) -> str:
+    if part.kind == "hosted":
+        return ""
+    return part.url or f"http://127.0.0.1:{part.port or FIRST_ENGINE_PORT + index}"
 
 
 def _integrity(document: Document, part: IntegrityPart, folder: Path) -> IntegrityPart:
@@ -393,6 +401,12 @@ def _args(part: EnginePart, file: File) -> tuple[str, ...]:
     """As written; engines that take turns must be able to sleep."""
     sleeps = file.swap is not None and part.kind == "vllm" and not has_option(part.args, SLEEP_MODE)
     return (*part.args, *((SLEEP_MODE,) if sleeps else ()))
+
+
+def _served_model(part: EnginePart, file: File) -> str:
+    if part.kind == "hosted" and part.model is not None:
+        return part.model.partition("/")[2]
+    return part.served_model or file.model
 
 
 def _by_priority(args: list[str]) -> bool:
@@ -613,6 +627,16 @@ class _Checks:
             found.append(self._at(("telemetry", "otlp"), problem))
         return found
 
+    def _hosted(self, at: tuple[str | int, ...], engine: EnginePart) -> Iterator[Diagnostic]:
+        if hosted.missing():
+            message = "hosted engines need one more package: pip install 'dualgauge[hosted]'"
+            yield self._at((*at, "kind"), message)
+        if engine.model is None or "/" not in engine.model:
+            yield self._at(at, "which `model`? The provider and its name for it: anthropic/claude-sonnet-5")
+        for key in ("args", "port", "gpu", "share", "served_model"):
+            if getattr(engine, key) not in (None, []):
+                yield self._at((*at, key), "nothing is started here for a hosted engine: leave this out")
+
     def _engine(self, index: int, engine: EnginePart) -> list[Diagnostic]:
         file, at = self._file, ("engines", index)
         found: list[Diagnostic] = []
@@ -623,7 +647,7 @@ class _Checks:
         if engine.tier not in file.tiers:
             found.append(self._at((*at, "tier"), unknown("tier", engine.tier, file.tiers)))
         if engine.kind == "hosted":
-            found.append(self._at((*at, "kind"), "this version knows `vllm`, `external` and `llama.cpp`"))
+            found.extend(self._hosted(at, engine))
         if engine.kind == "external" and engine.url is None:
             found.append(self._at(at, "an external engine needs its `url`"))
         if engine.kind in ("vllm", "llama.cpp"):

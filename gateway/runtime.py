@@ -95,7 +95,8 @@ class StoredReplies:
 @dataclass(slots=True)
 class Gateway:
     """`clock` is monotonic and `wall` Unix time, both in seconds; `rand` draws ids. `prompts` says how the
-    length of prompts is measured, where nothing counts them."""
+    length of prompts is measured, where nothing counts them. `sockets` is the folder of hosted engines'
+    sockets, there while the gateway runs."""
 
     config: Config
     snapshot: Snapshot
@@ -117,6 +118,7 @@ class Gateway:
     access: AccessLog | None = None
     counter: Counter | None = None
     prompts: str = "estimated"
+    sockets: Path = Path()
     stamps: Stamps = field(default_factory=dict)
     names: dict[str, str | None] = field(default_factory=dict)
     recent: Recent = field(default_factory=Recent)

@@ -208,10 +208,11 @@ def system(limit: int | None = None) -> Iterator[Finding]:
 def exposed(config: Config) -> Iterator[Finding]:
     """Ways around the gateway, and what goes over the network in the clear."""
     for spec in config.engines:
-        host = spec.url.removeprefix("http://").rpartition(":")[0] if spec.url.startswith("http://") else ""
+        url = spec.api_base or spec.url
+        host = url.removeprefix("http://").rpartition(":")[0] if url.startswith("http://") else ""
         if spec.api_key is not None and host and not HostPort(host.strip("[]"), 0).loopback:
             yield Finding(
                 "warning",
-                f"the key of {spec.name} goes to {spec.url} in the clear",
+                f"the key of {spec.name} goes to {url} in the clear",
                 "use https, or a network that nobody else is in",
             )

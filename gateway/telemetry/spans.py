@@ -303,11 +303,18 @@ def _genai_attributes(record: Record, asked: Asked | None) -> Attributes:
     return found
 
 
+def _provider(engine: Engine) -> str:
+    spec = engine.spec
+    if spec.kind == "hosted" and spec.model is not None:
+        return spec.model.partition("/")[0]
+    return PROVIDERS.get(engine.software or spec.kind, "openai")
+
+
 def _server_attributes(engine: Engine) -> Attributes:
     spec = engine.spec
-    address = Address.parse(spec.url)
+    address = Address.parse(spec.api_base or spec.url)
     found: Attributes = {
-        "gen_ai.provider.name": PROVIDERS.get(engine.software or spec.kind, "openai"),
+        "gen_ai.provider.name": _provider(engine),
         "gen_ai.response.model": spec.served_model,
     }
     if address.uds is not None:
