@@ -466,11 +466,15 @@ class Exchange:
             head += b"x-dualgauge-reason: %b\r\n" % record.moved_because.encode()
         if record.edits:
             head += b"x-dualgauge-edited: %b\r\n" % record.edits.encode()
-        if record.queue_seconds:
-            head += b"x-dualgauge-queue-seconds: %.3f\r\n" % record.queue_seconds
+        head += self._queue_line()
         if request is not None and request.body.dropped:
             head += b"x-dualgauge-dropped: %b\r\n" % ", ".join(request.body.dropped).encode()
         return head
+
+    def _queue_line(self) -> bytes:
+        """How long it waited, where it did: a wait that was shorter than a millisecond counts as one."""
+        waited = self.record.queue_seconds
+        return b"x-dualgauge-queue-seconds: %.3f\r\n" % max(0.001, waited) if waited else b""
 
     def _decision_lines(self) -> bytes:
         record = self.record
@@ -531,7 +535,7 @@ class Exchange:
                 return
             status, body = dialect.error_body(error, record.request_id)
             record.status = status
-            head = JSON + self._id_line + self._decision_lines()
+            head = JSON + self._id_line + self._decision_lines() + self._queue_line()
             if error.retry_after is not None:
                 head += b"retry-after: %d\r\n" % max(1, math.ceil(error.retry_after))
             if isinstance(error, MethodNotAllowed):
