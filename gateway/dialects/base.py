@@ -40,7 +40,7 @@ GATEWAY_OWNED = (
 OWNED = frozenset(GATEWAY_OWNED)
 
 MOST_TOKENS = (1 << 31) - 1
-"""Engines count in 32 bits: to llama.cpp a larger bound is a negative one, which is none."""
+"""Engines count in 32 bits: to llama.cpp 2^32 - 1 is -1, which is no bound."""
 FORMATS = ("json_object", "json_schema", "structural_tag")
 GUIDED = frozenset({"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"})
 

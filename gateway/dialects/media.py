@@ -17,6 +17,8 @@ from gateway.errors import InvalidRequest
 
 PLAIN = frozenset({"role", "content", "type", "text", "name", "id", "tool_call_id", "tool_calls", "input"})
 """Keys whose values are texts, or what a tool was called with: nothing that an engine would fetch."""
+HOLDERS = frozenset({"content", "output", "file", "input_audio"})
+"""Keys whose values may be parts themselves, or say of which file one is."""
 DATA = re.compile(r"data:(?!//)", re.IGNORECASE)
 NAME = re.compile(HOST)
 ADDRESS = re.compile(r"https?://[!-~]+", re.IGNORECASE)
@@ -55,7 +57,7 @@ def _part(part: dict[str, object], path: Path, fetch: Sequence[str]) -> None:
     if isinstance(kind, str) and kind.endswith("_embeds"):
         raise _refused((*path, "type"), f"`{kind[:32]}` is not accepted: send text, or the bytes of a medium")
     for name, value in part.items():
-        if name in ("content", "output"):
+        if name in HOLDERS:
             _parts(value, (*path, name), fetch)
         elif name in PLAIN or value is None:
             continue

@@ -312,6 +312,15 @@ def test_an_engine_fetches_nothing(address: Any) -> None:
     assert refused(RESPONSES, {"input": [output]}).param == "input"
 
 
+def test_nor_an_address_inside_a_file_or_sound() -> None:
+    for part in (
+        {"type": "file", "file": {"file_url": "http://x.y"}},
+        {"type": "input_audio", "input_audio": {"audio_url": {"url": "http://x.y"}}},
+    ):
+        assert refused(CHAT, {"messages": [{"role": "user", "content": [part]}]}).param == "messages"
+        assert refused(RESPONSES, {"input": [{"role": "user", "content": [part]}]}).param == "input"
+
+
 @pytest.mark.parametrize(
     "block",
     [
