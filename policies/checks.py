@@ -153,6 +153,8 @@ def _shadows(document: Document, syntax: PolicySyntax) -> Iterator[Diagnostic]:
     before: list[tuple[RuleSyntax, Expression]] = []
     decided = False
     for rule in syntax.rules:
+        if logic.is_spent:
+            return
         message = None
         if decided:
             message = "never reached: of the rules before it, one always holds"

@@ -58,6 +58,11 @@ class Logic:
         """Whether it holds for every request."""
         return self._ask("always", lambda one, _: self._always(one), condition)
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether every further question would be answered with no."""
+        return len(self._known) >= BUDGET
+
     def _ask(
         self,
         what: str,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from policies.compile import compile_policy
 from policies.document import load
 from policies.facts import Conversation, Facts, Turn
+from policies.logic import BUDGET, Logic
 from policies.policy import Policy
 
 LEAVES: list[Any] = [
@@ -178,3 +179,22 @@ rules:
 def test_a_tier_without_an_engine_is_shown_where_it_is_named(more: str, column: int) -> None:
     policy = compile_policy(f"version: 1\nrules:\n  - {{name: a, send: fast, {more}}}", "p", served={"fast"})
     assert [str(one) for one in policy.warnings] == [f"p:3:{column}: warning: no engine has the tier `exact`"]
+
+
+def test_rules_beyond_the_budget_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload of thousands of rules must not hold the gateway up: pairs grow with their square."""
+    asked = 0
+    implies = Logic.implies
+
+    def counted(logic: Logic, left: Any, right: Any) -> bool:
+        nonlocal asked
+        asked += 1
+        return implies(logic, left, right)
+
+    monkeypatch.setattr(Logic, "implies", counted)
+    rules: list[Any] = [
+        {"name": f"r{n}", "when": {"header": {"x-a": f"v{n}"}}, "send": "exact"} for n in range(1000)
+    ]
+    rules.append({"name": "rest", "send": "fast"})
+    compile_policy(json.dumps({"version": 1, "rules": rules}), "p.yaml")
+    assert asked < 2 * BUDGET
