@@ -31,6 +31,9 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _STR_TAG = "tag:yaml.org,2002:str"
 _WHERE = re.compile(r"^(?P<what>.*?)(?: - at (?:`key` in )?`\$(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNFIT = re.compile("[\0\ud800-\udfff]")
+_CORE_TAG = "tag:yaml.org,2002:"
+_TAB = "found character '\\t' that cannot start any token"
 _STEP = re.compile(r"\.([^.\[]+)|\[([0-9]+)\]|(.)")
 
 
@@ -54,6 +57,17 @@ class ProblemsError(Exception):
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         self.diagnostics = tuple(sorted(set(diagnostics)))
         super().__init__("\n".join(map(str, self.diagnostics)))
+
+
+def decode(raw: bytes, file: str) -> str:
+    """The text of a file's content. Raises ProblemsError, with the place, where it is not UTF-8."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        before = raw[: error.start]
+        line, column = before.count(b"\n") + 1, len(before) - (before.rfind(b"\n") + 1) + 1
+        message = "this is not UTF-8: save it as UTF-8"
+        raise ProblemsError([Diagnostic(file, line, column, "error", message)]) from None
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
@@ -155,6 +169,7 @@ class _Composer:
             raise self._fatal(at, f"character {chr(error.character)!a} is not allowed in YAML") from None
         except yaml.MarkedYAMLError as error:
             what = ", ".join(part for part in (error.context, error.problem) if part)
+            what += ": indent with blanks" if error.problem == _TAB else ""
             at = _position(error.problem_mark or error.context_mark)
             raise self._fatal(at, f"not valid YAML: {what}") from None
         except (ValueError, OverflowError) as error:  # PyYAML lets those of int() and chr() through
@@ -233,7 +248,7 @@ class _Composer:
             key_at = _position(event.start_mark)
             if not isinstance(event, yaml.ScalarEvent):
                 raise self._fatal(key_at, "a key must be a plain name")
-            key = event.value
+            key = self._characters(event.value, key_at)
             child = self._node(next(events), events, depth + 1)
             if key in node.value:
                 first = node.keys[key][0]
@@ -254,10 +269,24 @@ class _Composer:
 
     def _refuse_tag(self, tag: str | None, at: Position) -> None:
         if tag is not None and tag != "!":
-            self._problem(at, f"tags are not read: remove `{tag}`")
+            spelt = f"!!{tag.removeprefix(_CORE_TAG)}" if tag.startswith(_CORE_TAG) else tag
+            self._problem(at, f"tags are not read: remove `{spelt}`")
+
+    def _characters(self, text: str, at: Position) -> str:
+        """A text in which escapes are characters: two that stand for one, as JSON has them, are made one."""
+        if _UNFIT.search(text) is None:
+            return text
+        try:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16")
+        except UnicodeDecodeError:
+            self._problem(at, "half a surrogate pair is no character: write the character itself")
+            return ""
+        if "\0" in text:
+            self._problem(at, "a text cannot have the character `\\0`: remove it")
+        return text
 
     def _scalar(self, event: yaml.ScalarEvent, at: Position) -> _Node:
-        text = event.value
+        text = self._characters(event.value, at)
         plain = event.style is None and event.tag is None
         if event.tag != _STR_TAG:
             self._refuse_tag(event.tag, at)

@@ -51,6 +51,15 @@ def test_an_alias_stands_where_its_anchor_does() -> None:
     assert document.position(("b", "k")) == (1, 11)
 
 
+def test_escapes_of_a_surrogate_pair_are_one_character() -> None:
+    assert load(r'{"\ud83d\ude00": "\ud83d\ude00"}', "f").value == {"\U0001f600": "\U0001f600"}
+
+
+def test_tabs_that_indent_come_with_what_to_do() -> None:
+    (said,) = problems("a:\n\tb: 1")
+    assert said.endswith("that cannot start any token: indent with blanks")
+
+
 def test_an_empty_text_is_none() -> None:
     assert load("", "f").value is None
 
@@ -65,8 +74,22 @@ def test_an_empty_text_is_none() -> None:
         ),
         (
             "a: !!python/object:os.system x",
-            ["f.yaml:1:4: error: tags are not read: remove `tag:yaml.org,2002:pyth"],
+            ["f.yaml:1:4: error: tags are not read: remove `!!python/object:os.system`"],
         ),
+        ("a: !!int 1", ["f.yaml:1:4: error: tags are not read: remove `!!int`"]),
+        (
+            "a:\n\tb: 1",
+            [r"f.yaml:2:1: error: not valid YAML: while scanning for the next token, found character '\t' "],
+        ),
+        (
+            'a: "\\ud83d"',
+            ["f.yaml:1:4: error: half a surrogate pair is no character: write the character itself"],
+        ),
+        (
+            '"\\ude00": 1',
+            ["f.yaml:1:1: error: half a surrogate pair is no character: write the character itself"],
+        ),
+        ('a: "b\\0"', ["f.yaml:1:4: error: a text cannot have the character `\\0`: remove it"]),
         ("a: .nan", ["f.yaml:1:4: error: `.nan` is not a finite number; quote it if it is meant as text"]),
         ("a: 1e999", ["f.yaml:1:4: error: the number is too large"]),
         ("a: 1\n---\nb: 2\n", ["f.yaml:2:1: error: a second document: only one is read"]),
