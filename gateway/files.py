@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from policies.document import Diagnostic, ProblemsError
+from policies.document import Diagnostic, ProblemsError, decode
 
 
 def read_text(path: Path) -> str:
@@ -12,14 +12,6 @@ def read_text(path: Path) -> str:
     try:
         raw = path.read_bytes()
     except OSError as exc:
-        raise ProblemsError([_problem(path, 1, 1, f"cannot be read: {exc.strerror or exc}")]) from None
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as exc:
-        before = raw[: exc.start]
-        line, column = before.count(b"\n") + 1, len(before) - (before.rfind(b"\n") + 1) + 1
-        raise ProblemsError([_problem(path, line, column, "this is not UTF-8: save it as UTF-8")]) from None
-
-
-def _problem(path: Path, line: int, column: int, message: str) -> Diagnostic:
-    return Diagnostic(str(path), line, column, "error", message)
+        message = f"cannot be read: {exc.strerror or exc}"
+        raise ProblemsError([Diagnostic(str(path), 1, 1, "error", message)]) from None
+    return decode(raw, str(path))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from importlib import resources
 from pathlib import Path
 
-from policies.document import Diagnostic, ProblemsError
+from policies.document import Diagnostic, ProblemsError, decode, unknown
 
 SHIPPED = ("default", "strict", "thrifty")
 SHIPPED_NAME = re.compile(r"[a-z]+")
@@ -33,15 +34,21 @@ def beside(named: str, file: str) -> str:
     """A policy that `file` names: a shipped name as it is, a path as seen from where `file` is seen from."""
     if SHIPPED_NAME.fullmatch(named):
         return named
-    return str(Path(file).parent / Path(named).expanduser())
+    path = Path(named)
+    with contextlib.suppress(RuntimeError):  # nobody has that home: there is no such file either
+        path = path.expanduser()
+    return str(Path(file).parent / path)
 
 
 def policy_text(policy: str) -> tuple[str, str]:
-    """Text and file name of a policy given as a shipped name or a path. Raises OSError, ProblemsError."""
+    """Text and file name of a policy given as a shipped name or a path. Raises ProblemsError."""
     if policy in SHIPPED:
         return shipped(policy)
     try:
-        return Path(policy).read_bytes().decode("utf-8"), policy
-    except UnicodeDecodeError as error:
-        message = f"not UTF-8: byte {error.start} cannot be read"
+        raw = Path(policy).read_bytes()
+    except OSError as error:
+        message = f"cannot read the policy: {error.strerror}"
+        if SHIPPED_NAME.fullmatch(policy):
+            message += f"; {unknown('policy', policy, SHIPPED)}"
         raise ProblemsError([Diagnostic(policy, 1, 1, "error", message)]) from None
+    return decode(raw, policy), policy

@@ -37,8 +37,6 @@ def compiled(policy: str, tiers: tuple[str, ...], served: Collection[str] | None
     try:
         text, file = policy_text(policy)
         return compile_policy(text, file, tiers=tiers, served=served)
-    except OSError as error:
-        raise click.ClickException(f"cannot read the policy {policy}: {error.strerror}") from None
     except ProblemsError as error:
         for diagnostic in error.diagnostics:
             click.echo(str(diagnostic), err=True)

@@ -14,7 +14,7 @@ import msgspec
 from gateway.asked import DIALECTS, Caller, RefusedError, explained, facts_of
 from gateway.cli.chosen import compiled, deployed, tier_names, tiers_of
 from policies.decision import Decision
-from policies.document import Diagnostic, Document, ProblemsError, convert, load, unknown
+from policies.document import Diagnostic, Document, ProblemsError, convert, decode, load, unknown
 from policies.policy import Policy
 from policies.shipped import SHIPPED, beside, shipped_cases
 
@@ -93,15 +93,17 @@ def cases_command(files: tuple[str, ...], policy: str | None, tiers: tuple[str, 
 def _read(file: str) -> tuple[Document, Cases]:
     """The cases of a file; ends the program with everything that is wrong with it."""
     try:
-        text, name = shipped_cases(file) if file in SHIPPED else (Path(file).read_text("utf-8"), file)
+        text, name = shipped_cases(file) if file in SHIPPED else (decode(Path(file).read_bytes(), file), file)
         document = load(text, name)
+        if not isinstance(document.value, dict):
+            message = "a file of cases is a mapping with the keys `policy` and `cases`"
+            raise ProblemsError([document.problem((), message)])
         cases: Cases = convert(document, Cases)
         problems = list(_problems(document, cases))
         if problems:
             raise ProblemsError(problems)
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise click.ClickException(f"cannot read {file}: {why}") from None
+    except OSError as error:
+        raise click.ClickException(f"cannot read {file}: {error.strerror}") from None
     except ProblemsError as error:
         click.echo(str(error), err=True)
         sys.exit(1)

@@ -16,7 +16,7 @@ from gateway.limits import NO_PLAN, Held
 from gateway.runtime import Gateway
 from gateway.snapshots import read_policy
 from gateway.telemetry.recent import Seen
-from policies.document import Diagnostic, ProblemsError
+from policies.document import ProblemsError
 from policies.plan import Plan
 from policies.policy import Explanation, Policy
 from policies.shipped import policy_text
@@ -134,9 +134,6 @@ def policy(gateway: Gateway) -> dict[str, Any]:
         problems, on_disk = list(read.warnings), read.hash
     except ProblemsError as error:
         problems, on_disk = list(error.diagnostics), ""
-    except OSError as error:
-        problems = [Diagnostic(force.file, 1, 1, "error", f"cannot be read: {error.strerror}")]
-        on_disk = ""
     return {
         "file": force.file,
         "hash": force.hash,

@@ -188,7 +188,11 @@ def test_bad_lines_are_told_and_counted() -> None:
     [
         (["--log", "none", "--policy", "new.yaml"], 1, "there is no decision log none"),
         (["--log", "empty", "--policy", "new.yaml"], 1, "error: the log holds no decision"),
-        (["--log", "d.jsonl", "--policy", "none.yaml"], 1, "cannot read the policy none.yaml"),
+        (
+            ["--log", "d.jsonl", "--policy", "none.yaml"],
+            1,
+            "none.yaml:1:1: error: cannot read the policy: No such file",
+        ),
         (["--log", "d.jsonl"], 2, "Missing option '--policy'"),
         (["--log", "d.jsonl", "--policy", "new.yaml", "--max-moved", "many"], 2, "write 5% or 0.05"),
         (["--log", "d.jsonl", "--policy", "new.yaml", "--max-moved", "101%"], 2, "write 5% or 0.05"),

@@ -163,15 +163,15 @@ def test_mistakes_in_a_file_are_told_with_their_place(case: str, place: str, mes
         (b"policy: p.yaml\ncases: []", "no case: write at least one"),
         (
             b"policy: none.yaml\ncases: [{name: a, text: x, expect: {tier: fast}}]",
-            "cannot read the policy none",
+            "none.yaml:1:1: error: cannot read the policy",
         ),
         (
             b"policy: bad.yaml\ncases: [{name: a, text: x, expect: {tier: fast}}]",
             "bad.yaml:2:27: error: unknown",
         ),
         (b"cases: [", "error: not valid YAML"),
-        (b"\xff", "it is not UTF-8"),
-        (b"", "error: "),
+        (b"policy: p.yaml\n# \xff", "c.yaml:2:3: error: this is not UTF-8: save it as UTF-8"),
+        (b"", "c.yaml:1:1: error: a file of cases is a mapping with the keys `policy` and `cases`"),
     ],
 )
 def test_files_that_cannot_be_used(text: bytes, message: str) -> None:

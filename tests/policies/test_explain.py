@@ -266,7 +266,12 @@ def test_the_deployment_here_gives_policy_and_tiers() -> None:
         (["-"], "[1]", 1, "not a JSON object"),
         (["-"], "[" * 5000, 1, "not a JSON object"),
         (["-", "--header", "nonsense"], "{}", 2, "write it as `x-criticality: high`"),
-        (["-", "--policy", "none.yaml"], "{}", 1, "cannot read the policy none.yaml: No such file"),
+        (
+            ["-", "--policy", "none.yaml"],
+            "{}",
+            1,
+            "none.yaml:1:1: error: cannot read the policy: ",
+        ),
         (["-", "--policy", str(INVALID / "unknown_tier.yaml")], "{}", 1, "unknown_tier.yaml:3:45: error:"),
     ],
 )
@@ -289,7 +294,7 @@ def test_check_looks_at_the_candidate_too() -> None:
     Path("p.yaml").write_text("version: 1\nrules: [{name: a, send: fast}]\nshadow: c.yaml\n")
     result = CliRunner().invoke(policy_group, ["check", "p.yaml"])
     assert result.exit_code == 1
-    assert "cannot read the policy c.yaml: No such file" in result.output
+    assert "c.yaml:1:1: error: cannot read the policy: No such file" in result.output
     Path("c.yaml").write_text("version: 1\nrules: [{name: a, send: fats}]\n")
     result = CliRunner().invoke(policy_group, ["check", "p.yaml"])
     assert result.exit_code == 1
@@ -327,7 +332,25 @@ def test_check_of_a_file_that_is_not_utf_8(tmp_path: Path) -> None:
     path.write_bytes(b"version: 1\n# caf\xe9\n")
     result = CliRunner().invoke(policy_group, ["check", str(path)])
     assert result.exit_code == 1
-    assert "error: not UTF-8: byte 16 cannot be read" in result.output
+    assert "latin.yaml:2:6: error: this is not UTF-8: save it as UTF-8" in result.output
+
+
+def test_check_of_a_name_that_is_no_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(policy_group, ["check", "defualt"])
+    assert result.exit_code == 1
+    assert result.output == (
+        "defualt:1:1: error: cannot read the policy: No such file or directory;"
+        " unknown policy `defualt`; did you mean `default`?\n"
+    )
+
+
+def test_check_of_a_candidate_below_a_home_that_nobody_has(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("version: 1\nshadow: ~nobody-has-this/x.yaml\nrules: [{name: all, send: fast}]\n")
+    result = CliRunner().invoke(policy_group, ["check", str(path)])
+    assert result.exit_code == 1
+    assert "x.yaml:1:1: error: cannot read the policy: No such file" in result.output
 
 
 def test_schema_is_printed() -> None:
