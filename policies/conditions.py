@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from policies.signals import DIALECTS, SIGNALS, Signal
 from policies.times import Window
 
 T = TypeVar("T")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 class Reader:
@@ -40,6 +42,13 @@ class Reader:
 
     def problem(self, path: Path, message: str, *, key: bool = False) -> None:
         self.problems.append(self._document.problem(path, message, key=key))
+
+    def unknown(self, path: Path, kind: str, name: object, known: Iterable[str]) -> None:
+        """What stands where one of the `known` names should."""
+        if isinstance(name, str):
+            self.problem(path, unknown(kind, name, known))
+        else:
+            self.problem(path, f"expected the name of a {kind}: {', '.join(known)}")
 
     def known_keys(self, path: Path, mapping: Mapping[str, Any], known: Iterable[str]) -> None:
         known = tuple(known)
@@ -109,18 +118,22 @@ class ConditionReader(Reader):
             for index, name in enumerate(each):
                 if name not in DIALECTS:
                     at = (*path, index) if isinstance(value, list) else path
-                    self.problem(at, unknown("dialect", str(name), DIALECTS))
+                    self.unknown(at, "dialect", name, DIALECTS)
         return FieldTest(test, "", names)  # type: ignore[arg-type]  # NAMES is part of FieldKind
 
     def _pairs(self, test: str, path: Path, value: Any) -> Expression | None:
         kind: FieldKind = "header" if test == "header" else "metadata"
         if isinstance(value, str):
+            if kind == "header" and not self._is_header(path, value):
+                return None
             return FieldTest(kind, value.lower() if kind == "header" else value, None)
         if not isinstance(value, dict) or not value:
             self.problem(path, f"`{test}` is a name, or a mapping from names to values")
             return None
         parts: list[Expression] = []
         for key, item in value.items():
+            if kind == "header" and not self._is_header((*path, key), key):
+                continue
             values = self._values((*path, key), item)
             if values is not None:
                 folded = frozenset(one.casefold() for one in values)
@@ -128,6 +141,13 @@ class ConditionReader(Reader):
         if len(parts) != len(value):
             return None
         return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
+
+    def _is_header(self, path: Path, name: str) -> bool:
+        """Whether a header can have this name (a token, RFC 9110)."""
+        if _HEADER.fullmatch(name):
+            return True
+        self.problem(path, f"no header is called `{name}`: write letters, digits and `-`", key=True)
+        return False
 
     def _matches(self, path: Path, value: Any) -> Expression | None:
         if not isinstance(value, dict):
@@ -212,7 +232,7 @@ class ConditionReader(Reader):
         name = value["signal"]
         signal = SIGNALS.get(name) if isinstance(name, str) else None
         if signal is None:
-            self.problem((*path, "signal"), unknown("signal", str(name), SIGNALS))
+            self.unknown((*path, "signal"), "signal", name, SIGNALS)
             return None
         parts: list[Expression] = []
         good = True

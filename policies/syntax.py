@@ -172,7 +172,7 @@ class _Reader(ConditionReader):
     def _tier(self, path: Path, value: Any) -> str | None:
         if isinstance(value, str) and value in self._tiers:
             return value
-        self.problem(path, unknown("tier", str(value), self._tiers))
+        self.unknown(path, "tier", value, self._tiers)
         return None
 
     def _other_tier(self, path: Path, value: Any, send: str | None) -> str | None:
@@ -194,7 +194,7 @@ class _Reader(ConditionReader):
             self.known_keys(path, value, ("wait", "then"))
             then = value.get("then", "fail")
             if then not in ("fail", "degrade"):
-                self.problem((*path, "then"), unknown("value", str(then), ("fail", "degrade")))
+                self.unknown((*path, "then"), "value", then, ("fail", "degrade"))
                 then = "fail"
             if then == "degrade":
                 self._can_degrade((*path, "then"), send)

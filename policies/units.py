@@ -19,6 +19,9 @@ PERIODS = {
 BYTES = {"": 1, "B": 1, "kB": 10**3, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 COUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
+MOST = 10**15
+"""The largest count, below 2**53: floating-point numbers, those of Redis too, hold each up to there."""
+
 _NUMBER_UNIT = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)\s*")
 _RATE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kKMG]?)\s*/\s*([0-9]{0,6})\s*([a-z]+)\s*")
 _PERCENT = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*")
@@ -57,8 +60,8 @@ def count(value: object) -> int:
     match = _NUMBER_UNIT.fullmatch(_text(value))
     number = float(match[1]) * COUNTS[match[2]] if match is not None and match[2] in COUNTS else 0.5
     if not number.is_integer():
-        raise ValueError(f"`{_shown(value)}` is not a whole number: write 32, 4k or 1M")
-    return int(number)
+        raise ValueError(f"`{_shown(value)}` is not a whole number from 0 on: write 32, 4k or 1M")
+    return int(_bounded(number, value))
 
 
 def rate(value: object) -> Rate:
@@ -68,7 +71,7 @@ def rate(value: object) -> Rate:
     periods = int(match[3] or 1) if match is not None else 0
     if match is None or match[4] not in PERIODS or periods < 1 or amount < 1 or not amount.is_integer():
         raise ValueError(f"`{_shown(value)}` is not a rate: write 10/s, 600/min, 100/30s, 5k/hour or 1M/day")
-    return Rate(int(amount), periods * PERIODS[match[4]])
+    return Rate(int(_bounded(amount, value)), periods * PERIODS[match[4]])
 
 
 def share(value: object) -> float:
@@ -81,6 +84,12 @@ def share(value: object) -> float:
         number = -1.0
     if not 0.0 <= number <= 1.0:
         raise ValueError(f"`{_shown(value)}` is not a share: write 20% or 0.2")
+    return number
+
+
+def _bounded(number: float, value: object) -> float:
+    if number > MOST:
+        raise ValueError(f"`{_shown(value)}` is too large: {MOST // COUNTS['G']}G is the most")
     return number
 
 
