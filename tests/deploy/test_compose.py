@@ -15,6 +15,8 @@ import yaml
 
 from engines.recipes import recipe
 from gateway import config
+from tests.support.prometheus import FOLDER as RULES
+from tests.support.prometheus import needs_prometheus
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "docker"
@@ -250,6 +252,15 @@ def test_prometheus_reads_as_the_one_of_a_single_machine_does() -> None:
     assert here["job_name"] == there["job_name"]
     assert here["static_configs"] == [{"targets": [f"gateway:{deployment().admin.port}"]}]
     assert here["authorization"]["credentials_file"] in " ".join(SERVICES["prometheus"]["entrypoint"])
+
+
+@needs_prometheus
+def test_prometheus_accepts_its_file(tmp_path: Path) -> None:
+    for file in (FOLDER / "prometheus.yml", RULES / "rules.yml"):
+        shutil.copy(file, tmp_path)
+    command = ["promtool", "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @each([name for name in SERVICES if any(m["type"] == "bind" for m in mounts(name))])
