@@ -54,7 +54,8 @@ class UnitState(msgspec.Struct, frozen=True):
 class Run(msgspec.Struct, frozen=True):
     """`phase`: starting, ready, stopping, failed. `error` is why a start failed.
 
-    `longest_stop` is how many seconds an orderly end may take.
+    `longest_stop` is how many seconds an orderly end may take. `swap`: whose turn it is, where two tiers take
+    turns.
     """
 
     config: str
@@ -67,6 +68,7 @@ class Run(msgspec.Struct, frozen=True):
     gateway: UnitState | None = None
     engines: tuple[UnitState, ...] = ()
     error: str | None = None
+    swap: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

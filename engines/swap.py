@@ -107,7 +107,7 @@ Ask = Callable[[], Awaitable[Mapping[str, Demand]]]
 
 class Swapper:
     """Carries the turns out. `tiers` are the names of each tier's engines, `idle` waits until nothing runs on
-    one of them."""
+    one of them, `changed` hears in words whose turn it is."""
 
     def __init__(
         self,
@@ -116,6 +116,7 @@ class Swapper:
         engines: Engines,
         ask: Ask,
         idle: Callable[[str], Awaitable[None]],
+        changed: Callable[[str], None] = lambda _: None,
         *,
         clock: Callable[[], float],
         sleep: Sleep = asyncio.sleep,
@@ -125,11 +126,13 @@ class Swapper:
         self._engines = engines
         self._ask = ask
         self._idle = idle
+        self._changed = changed
         self._clock = clock
         self._sleep = sleep
 
     async def run(self) -> None:
         """Swap whenever it is due, until cancelled."""
+        self._tell()
         while True:
             await self._sleep(LOOK)
             tier = self._arbiter.next(await self._ask(), self._clock())
@@ -149,9 +152,15 @@ class Swapper:
             awake = False
         if awake:
             self._arbiter.swapped(tier, self._clock())
+            self._tell()
             return True
         await self._back(tier, other)
         return False
+
+    def _tell(self) -> None:
+        arbiter, left = self._arbiter, self._arbiter.left(self._clock())
+        times = f"may be woken {left} more times within an hour"
+        self._changed(f"it is the turn of tier {arbiter.turn}; {arbiter.other} {times}")
 
     async def _wake(self, tier: str) -> bool:
         for name in self._tiers[tier]:

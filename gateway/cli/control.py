@@ -11,14 +11,17 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 LINE = 64 << 10
+# The address by which the socket was bound means nothing later: it is removed by its path, here.
+_OWN_CLEANUP: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
 
 Do = Literal["drain", "resume", "restart", "sleep", "wake"]
 
@@ -103,7 +106,7 @@ async def listening(path: Path, handle: Handle, waits: Waits) -> AsyncIterator[N
         running.add(task)
         task.add_done_callback(running.discard)
 
-    listener = await asyncio.start_unix_server(accept, sock=_bound(path), limit=LINE)
+    listener = await asyncio.start_unix_server(accept, sock=_bound(path), limit=LINE, **_OWN_CLEANUP)
     try:
         yield
     finally:

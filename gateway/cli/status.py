@@ -102,6 +102,7 @@ def status(config: Config, run: Run | None, answer: Mapping[str, Any] | None) ->
         "pid": run.owner.pid if run is not None and alive else None,
         "left_behind": run is not None and not alive and run.phase != "failed",
         "error": run.error if run is not None else None,
+        "swap": run.swap if run is not None and alive else None,
         "tiers": {tier: "ready" if ready else "no engine is ready" for tier, ready in tiers.items()},
         "engines": engines,
         "gateway": {
@@ -150,6 +151,8 @@ def describe(body: Mapping[str, Any], trouble: str) -> list[str]:
     lines += ["", *_table(body["engines"]), ""]
     for tier, state in body["tiers"].items():
         lines.append(f"tier {tier}: {_coloured(state)}")
+    if body["swap"]:
+        lines.append(f"swap: {body['swap']}")
     lines += [f"{e['name']}: {e['reason']}" for e in body["engines"] if e["reason"] and e["state"] != "ready"]
     for engine in body["engines"]:
         lines += [f"{engine['name']}: {note}" for note in engine["notes"]]

@@ -63,6 +63,9 @@ def test_exact_sleeps_until_it_is_needed_and_sleeps_again(site: Site) -> None:
     eventually(lambda: states(site) == ("ready", "asleep"))
     assert asyncio.run(ask(site, "fast", 1))[0].headers["x-dualgauge-engine"] == "fast-0"
     assert site.engine("exact").restarts == 0
+    eventually(lambda: "turn of tier fast" in site.status()["swap"])
+    said = site.run("status").stdout
+    assert "swap: it is the turn of tier fast; exact may be woken 49 more times within an hour" in said
 
 
 def test_who_asks_for_either_tier_is_served_by_it_in_its_turn(site: Site) -> None:
