@@ -19,8 +19,8 @@ PERIODS = {
 BYTES = {"": 1, "B": 1, "kB": 10**3, "KiB": 1 << 10, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30}
 COUNTS = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9}
 
-MOST = 10**15
-"""The largest count, below 2**53: floating-point numbers, those of Redis too, hold each up to there."""
+MOST = 10**12
+"""The largest count: Redis tells what is left of a limit in millionths, as an integer of 64 bits."""
 
 _NUMBER_UNIT = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([A-Za-z]*)\s*")
 _RATE = re.compile(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kKMG]?)\s*/\s*([0-9]{0,6})\s*([a-z]+)\s*")
