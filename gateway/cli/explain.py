@@ -119,7 +119,10 @@ def explain_command(
         with _opened(jsonl) as stream:
             sys.exit(_explain_lines(stream, explain))
     if text is not None:
-        raw = msgspec.json.encode({"messages": [{"role": "user", "content": text}]})
+        try:
+            raw = msgspec.json.encode({"messages": [{"role": "user", "content": text}]})
+        except UnicodeEncodeError:
+            raise click.UsageError("--text is not UTF-8") from None
     else:
         with _opened(str(file)) as stream:
             raw = stream.read()
