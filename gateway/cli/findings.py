@@ -25,6 +25,8 @@ from gateway.cli.preflight import Need, disk_problem, port_problems
 from gateway.config import Config, HostPort
 
 Level = Literal["fault", "warning"]
+FAULT: Level = "fault"
+WARNING: Level = "warning"
 DRIVER_QUERY = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
 # The oldest driver that runs programs of each major version of CUDA: release notes of NVIDIA's CUDA Toolkit,
 # the table of minimum driver versions for minor version compatibility.
@@ -165,11 +167,12 @@ def _file(path: Path, secret: str | None) -> Iterator[Finding]:
     """`secret` is why others must not read it."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        who = "everybody" if mode & stat.S_IWOTH else "its group"
-        yield Finding("fault", f"{path} (mode {mode:o}) can be changed by {who}", f"chmod go-w {path}")
+        # A group may be its owner's alone, as Ubuntu makes them.
+        who, level = ("everybody", FAULT) if mode & stat.S_IWOTH else ("its group", WARNING)
+        yield Finding(level, f"{path} (mode {mode:o}) can be changed by {who}", f"chmod go-w {path}")
     if secret is not None and mode & (stat.S_IRGRP | stat.S_IROTH):
         who = "everybody" if mode & stat.S_IROTH else "its group"
-        level: Level = "fault" if "plain" in secret else "warning"
+        level = FAULT if "plain" in secret else WARNING
         yield Finding(level, f"{path} (mode {mode:o}) {secret} and can be read by {who}", f"chmod 600 {path}")
 
 

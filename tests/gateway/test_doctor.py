@@ -204,11 +204,14 @@ def test_engines_that_fit() -> None:
     assert list(findings.memory(config(text(engines=[VLLM, EXACT])).engines, large)) == []
 
 
-def test_a_configuration_that_everybody_can_change(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "who", "level"), [(0o666, "everybody", "fault"), (0o664, "its group", "warning")]
+)
+def test_a_configuration_that_others_can_change(tmp_path: Path, mode: int, who: str, level: str) -> None:
     path = deployed(tmp_path, text())
-    path.chmod(0o666)
+    path.chmod(mode)
     problem = one(found(path, "files"))
-    assert problem.what == f"{path} (mode 666) can be changed by everybody"
+    assert (problem.level, problem.what) == (level, f"{path} (mode {mode:o}) can be changed by {who}")
     assert problem.do == f"chmod go-w {path}"
 
 
