@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from itertools import chain
 
 PREFIX = 6
 """How many bytes of UTF-8 stems are found by: three Cyrillic letters, two of Hindi or Korean."""
@@ -23,6 +25,7 @@ _GREEK_AND_ON = 0x0370
 _GREEK_BYTES = 0xCD
 _LATIN_AGAIN = 0x1E00
 _THAI = range(0x0E00, 0x0E80)
+_UTF_16 = f"utf-16-{sys.byteorder[0]}e"
 _KANA_AND_HAN = range(0x3040, 0xA000)
 
 
@@ -31,17 +34,19 @@ class Lexicon:
     """Terms in UTF-8, each with the columns (of `subjects`) that it counts for.
 
     `words` are whole tokens; `phrases` go by their longest token; `stems`, the beginnings of words in other
-    scripts than Latin, by their first PREFIX bytes; `pieces` of unspaced scripts by their first character.
+    scripts than Latin, by their first PREFIX bytes; `pieces` of unspaced scripts by their
+    first two characters, as `_pairs` has them, and `characters` are those of one.
     """
 
     subjects: tuple[str, ...]
     words: dict[bytes, tuple[int, ...]]
     phrases: dict[bytes, tuple[tuple[bytes, frozenset[bytes], int], ...]]
     stems: dict[bytes, tuple[tuple[bytes, int], ...]]
-    pieces: dict[str, tuple[tuple[str, int], ...]]
+    pieces: dict[int, tuple[tuple[str, int], ...]]
+    characters: tuple[tuple[str, int], ...]
     word_set: frozenset[bytes]
     phrase_set: frozenset[bytes]
-    piece_set: frozenset[str]
+    pair_set: frozenset[int]
 
     def count(self, text: str) -> tuple[list[int], list[bytes], frozenset[bytes]]:
         """How many terms of each subject a text has, each term once; the text's tokens, and their set."""
@@ -74,11 +79,21 @@ class Lexicon:
             counts[column] += 1
         if not any(lead in padded for lead in _UNSPACED_LEADS):
             return
-        characters = set(text)
-        for first in characters & self.piece_set:
-            for piece, column in self.pieces[first]:
-                if piece[-1] in characters and piece in text:
+        for pair in self.pair_set.intersection(_pairs(text)):
+            for piece, column in self.pieces[pair]:
+                if piece in text:
                     counts[column] += 1
+        for piece, column in self.characters:
+            if piece in text:
+                counts[column] += 1
+
+
+def _pairs(text: str) -> Iterator[int]:
+    """Each two units of UTF-16 side by side as one number: no character is made for it."""
+    raw = text.encode(_UTF_16, "surrogatepass")
+    even, odd = len(raw) & ~3, (len(raw) - 2) & ~3
+    units = memoryview(raw)
+    return chain(units[:even].cast("I"), units[2 : 2 + odd].cast("I") if odd > 0 else ())
 
 
 def _spaced(raw: bytes) -> tuple[bytes, list[bytes]]:
@@ -130,7 +145,8 @@ def build(entries: Iterable[tuple[str, str]]) -> Lexicon:
     words: dict[bytes, set[int]] = {}
     phrases: set[tuple[bytes, int]] = set()
     stems: dict[bytes, set[tuple[bytes, int]]] = {}
-    pieces: dict[str, set[tuple[str, int]]] = {}
+    pieces: dict[int, set[tuple[str, int]]] = {}
+    characters: set[tuple[str, int]] = set()
     for subject, term in entries:
         if subject not in subjects:
             subjects.append(subject)
@@ -139,7 +155,10 @@ def build(entries: Iterable[tuple[str, str]]) -> Lexicon:
         points = [ord(character) for character in term]
         spaced = b" " in raw.strip()
         if any(point in _THAI or point in _KANA_AND_HAN for point in points):
-            pieces.setdefault(term[0], set()).add((term, column))
+            if len(term) == 1:
+                characters.add((term, column))
+            else:
+                pieces.setdefault(next(_pairs(term)), set()).add((term, column))
         elif points[0] >= _GREEK_AND_ON and points[0] not in range(_LATIN_AGAIN, 0x2000):
             if spaced:
                 phrases.add((raw, column))
@@ -158,6 +177,7 @@ def build(entries: Iterable[tuple[str, str]]) -> Lexicon:
         by_longest,
         {start: tuple(sorted(terms)) for start, terms in stems.items()},
         {start: tuple(sorted(terms)) for start, terms in pieces.items()},
+        tuple(sorted(characters)),
         frozenset(words),
         frozenset(by_longest),
         frozenset(pieces),

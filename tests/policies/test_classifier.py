@@ -10,6 +10,7 @@ from gateway.dialects import facts_from_body
 from policies.compile import compile_policy
 from policies.facts import Conversation, Facts, Turn
 from policies.shipped import shipped
+from policies.signals.lexicon import build
 
 
 def facts(*turns: tuple[str, str]) -> Facts:
@@ -90,3 +91,11 @@ def test_all_dialects_are_measured_alike() -> None:
         compile_policy(*shipped("default")).explain(in_dialect(d, text)).signals["code"] for d in chosen
     }
     assert len(scores) == 1
+
+
+@pytest.mark.parametrize("before", ["", "山", "山川", "😀", "a 😀"])
+def test_terms_of_unspaced_scripts_are_found_wherever_they_stand(before: str) -> None:
+    lexicon = build([("a", "函数"), ("a", "关数"), ("b", "倍"), ("c", "ฟังก์ชัน"), ("d", "関数型")])
+    assert lexicon.count(f"{before}函数倍")[0] == [1, 1, 0, 0]
+    assert lexicon.count(f"{before}ฟังก์ชัน")[0] == [0, 0, 1, 0]
+    assert lexicon.count(f"{before}関数")[0] == [0, 0, 0, 0]
