@@ -130,7 +130,11 @@ async def _post(
 
     headers = {"authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
     try:
-        reply = await client.post(path, json=body, headers=headers, timeout=ASK_SECONDS)
+        try:
+            reply = await client.post(path, json=body, headers=headers, timeout=ASK_SECONDS)
+        except httpx2.RemoteProtocolError:
+            # A slow machine lets the client's kept connection grow older than the engine keeps it.
+            reply = await client.post(path, json=body, headers=headers, timeout=ASK_SECONDS)
     except httpx2.HTTPError as error:
         raise ProbeError(f"{path} got no answer: {type(error).__name__} {error}".strip()) from None
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable
@@ -68,6 +69,36 @@ def test_a_well_engine_is_proven(tmp_path: Path) -> None:
         assert await prove(Prover(), engine, placed(engine)) == Proof()
 
     with_engine(tmp_path, (), use)
+
+
+def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
+    """The engine counts, then closes what the client keeps, and counts when it is asked again."""
+    reply = b'HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{"tokens":[1]}'
+    asked: list[int] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            for turn in range(2):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+                await reader.readexactly(length)
+                asked.append(turn)
+                if turn == 1 and len(asked) == 2:
+                    break
+                writer.write(reply)
+        writer.close()
+        await writer.wait_closed()
+
+    async def main() -> None:
+        from engines.launch import client
+
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        async with server, client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as asking:
+            found = await proving.count(asking, spec("fast-0", 1))
+        assert found["chat_template"] == {"token ids of a conversation": [1]}
+
+    asyncio.run(main())
+    assert asked == [0, 1, 0]
 
 
 @pytest.mark.parametrize("answer", ["!!!!!!!!!!!!!!!!!!!!!!", "\ufffd\ufffd", "東京 Привет hi"])
