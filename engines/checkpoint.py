@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from engines import kv_cache
+from engines import gguf, kv_cache
 from engines.kv_cache import Cache, UnknownCacheError, count
 from engines.overhead import Width
 
@@ -55,13 +55,32 @@ class Facts:
 
 
 def read(folder: Path) -> Facts:
-    """The facts of a model folder. Raises CheckpointError, where something is broken rather than unusual."""
+    """The facts of a model folder, or of a GGUF file.
+
+    Raises CheckpointError, where something is broken rather than unusual.
+    """
+    if folder.suffix == ".gguf":
+        return _of_gguf(folder)
     config = _config(folder / CONFIG)
     text = config.get("text_config") or config.get("llm_config") or config
     if not isinstance(text, Mapping):
         raise CheckpointError(f"{folder / CONFIG}: `text_config` must be an object, not {text!r}")
     tensors = dict(_tensors(folder, config, text))
     return of_config({**text, **_shared(config)}, tensors, folder / CONFIG)
+
+
+def _of_gguf(file: Path) -> Facts:
+    try:
+        header = gguf.read(file)
+    except gguf.GGUFError as error:
+        raise CheckpointError(str(error)) from None
+    context = header.fields.get(f"{header.fields[gguf.ARCHITECTURE]}.context_length")
+    return Facts(
+        weights=sum(header.tensors.values()) or None,
+        context=context if isinstance(context, int) else None,
+        tensors=header.tensors,
+        unknown="llama.cpp sizes its KV cache by itself",
+    )
 
 
 def of_config(config: Mapping[str, Any], tensors: Mapping[str, int], file: Path) -> Facts:

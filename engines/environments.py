@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -106,6 +107,11 @@ def _make(wanted: Recipe, folder: Path, home: Path, progress: Progress, lock: in
     log = places.logs(home) / f"{folder.name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     (folder / MARKER).unlink(missing_ok=True)
+    if wanted.builds and not (shutil.which("c++") or os.environ.get("CXX")):
+        raise MakingError(
+            f"{wanted.package} is compiled on this machine, and there is no C++ compiler: install one "
+            "(apt-get install g++), or name a llama-server of your own as the engine's `binary`"
+        )
     progress("making the environment")
     for link in (folder / "bin").glob("python*"):
         if not link.exists():  # to a Python that was removed since; venv would leave it as it is
@@ -124,6 +130,7 @@ def _make(wanted: Recipe, folder: Path, home: Path, progress: Progress, lock: in
         log=log,
         progress=progress,
         hold=lock,
+        builds=dict(wanted.builds),
     )
     if wanted.alias:
         _write_alias(site, wanted.package, wanted.alias)

@@ -24,6 +24,8 @@ CPU = "cpu"
 CPU_KV = GIB
 CPU_OVERHEAD = int(2.4 * GIB)
 """What a vLLM process takes beside weights and KV cache on a CPU: libraries, activations, the API server."""
+LLAMA_CPP_OVERHEAD = GIB // 4
+"""The same of a llama-server, whose small model took 0.3 GiB in all."""
 CPU_BLOCK = 32
 """Tokens a block, as we start engines on a CPU."""
 CPU_WORK = Work(batched=2048, sequences=128, graphs=False)
@@ -369,7 +371,8 @@ def _place_on_cpu(specs: Sequence[EngineSpec], machine: Machine, sizer: Sizer) -
     placements = []
     for spec, cpus in zip(specs, split_cores(machine.cpus, len(specs)), strict=True):
         facts, kv = sizer(spec), _cpu_kv(spec)
-        memory = (facts.weights or 0) + kv + CPU_OVERHEAD
+        process = LLAMA_CPP_OVERHEAD if spec.kind == "llama.cpp" else CPU_OVERHEAD
+        memory = (facts.weights or 0) + kv + process
         placements.append(
             Placement(spec, CPU, memory, facts, settings(spec, None), budget=None, kv=kv, cpus=cpus)
         )

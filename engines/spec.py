@@ -31,8 +31,9 @@ class EngineSpec:
     memory (0..1), None where it is to be planned. `model` is a hub name or an absolute folder. `priorities`
     says that the engine schedules by priority: others refuse a request that has one. `allow` is what is not
     refused in the model's folder (`engines.contents`), `manifest` the `sha256:…` that its manifest must have.
-    Of a hosted engine `model` is LiteLLM's name for it, `api_base` the provider's address where it is not the
-    usual one, and `url` is empty until the gateway has given it a socket (`engines.hosted`).
+    `binary` is a llama-server of the operator's own. Of a hosted engine `model` is LiteLLM's name for it,
+    `api_base` the provider's address where it is not the usual one, and `url` is empty until the gateway has
+    given it a socket (`engines.hosted`).
     """
 
     name: str
@@ -52,6 +53,7 @@ class EngineSpec:
     allow: frozenset[str] = frozenset()
     manifest: str | None = None
     api_base: str | None = None
+    binary: str | None = None
 
     @property
     def launched(self) -> bool:

