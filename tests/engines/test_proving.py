@@ -75,8 +75,10 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
     """The engine counts, then closes what the client keeps, and counts when it is asked again."""
     reply = b'HTTP/1.1 200 OK\r\ncontent-length: 14\r\n\r\n{"tokens":[1]}'
     asked: list[int] = []
+    answering: list[asyncio.Task[None]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())  # type: ignore[arg-type]
         with contextlib.suppress(asyncio.IncompleteReadError):
             for turn in range(2):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -95,6 +97,7 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         async with server, client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as asking:
             found = await proving.count(asking, spec("fast-0", 1))
+        await asyncio.gather(*answering)
         assert found["chat_template"] == {"token ids of a conversation": [1]}
 
     asyncio.run(main())
