@@ -23,6 +23,7 @@ _C2, _E280 = b"\xc2", b"\xe2\x80"  # with which each of them begins
 _UNSPACED_LEADS = tuple(bytes((lead,)) for lead in (0xE0, *range(0xE3, 0xEA)))
 _GREEK_AND_ON = 0x0370
 _GREEK_BYTES = 0xCD
+_BEFORE_GREEK = bytes(range(_GREEK_BYTES))
 _LATIN_AGAIN = 0x1E00
 _THAI = range(0x0E00, 0x0E80)
 _UTF_16 = f"utf-16-{sys.byteorder[0]}e"
@@ -71,6 +72,8 @@ class Lexicon:
         return counts, tokens, known
 
     def _count_others(self, text: str, padded: bytes, known: Iterable[bytes], counts: list[int]) -> None:
+        if not padded.translate(None, _BEFORE_GREEK):
+            return
         stems, none = self.stems, ()
         found = {
             term for word in known for term in stems.get(word[:PREFIX], none) if word.startswith(term[0])
