@@ -283,7 +283,7 @@ def test_mistakes_have_one_message(
 def test_check_takes_a_good_policy() -> None:
     result = CliRunner().invoke(policy_group, ["check", "default"])
     assert result.exit_code == 0
-    assert "default.yaml: 8 rules, hash " in result.output
+    assert "default.yaml: 7 rules, hash " in result.output
 
 
 def test_check_looks_at_the_candidate_too() -> None:

@@ -58,7 +58,6 @@ def test_critical_requests_never_leave_exact(name: str, critical: dict[str, Any]
         ({"text": CODE}, "code", "exact"),
         ({"text": SUMS}, "maths", "exact"),
         ({"text": "Напиши стихотворение об осени."}, "other scripts", "exact"),
-        ({"text": "Tafadhali andika barua fupi kwa shule ya mtoto."}, "low-resource languages", "exact"),
         ({"text": "Schreib mir bitte einen kurzen Brief an die Schule."}, "everything else", "fast"),
         ({"text": "word " * 70_000}, "long", "exact"),
         ({"text": "слово " * 40_000}, "long", "exact"),
