@@ -74,7 +74,7 @@ def main() -> None:
         line.split(" ", 2) for line in PROMPTS.read_text(encoding="utf-8").splitlines() if line[:1] in "cmn"
     ]
     english = [text for label, language, text in lines if language == "en" and label == "n"]
-    others = {name: [text for _, language, text in lines if language == name] for name in ("ru", "zh")}
+    others = {name: [text for _, language, text in lines if language == name] for name in ("de", "ru", "zh")}
     code = [
         path.read_text(encoding="utf-8") for path in sorted(Path(sysconfig.get_path("stdlib")).glob("a*.py"))
     ]
@@ -82,6 +82,7 @@ def main() -> None:
         "prose, 140 characters": requests(english, 140, 0),
         "prose, 2 kB": requests(english, 2000, 0),
         "code, 2 kB": requests(code, 2000, 0),
+        "German, 2 kB": requests(others["de"], 1950, 0),
         "Russian, 2 kB": requests(others["ru"], 1080, 0),
         "Chinese, 2 kB": requests(others["zh"], 740, 0),
         "code, 20 kB": requests(code, 20_000, 0),
