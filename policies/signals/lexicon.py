@@ -108,6 +108,8 @@ def _spaced(raw: bytes) -> tuple[bytes, list[bytes]]:
         for mark in _LATIN_MARKS:
             raw = raw.replace(mark, b" ")
     padded = b" " + raw.translate(_BLANKS) + b" "
+    if not padded.translate(None, _BEFORE_GREEK):
+        return padded, padded.split()
     if b"\xd8" in padded or b"\xd9" in padded:
         for article in _ARTICLES:
             padded = padded.replace(article, b" ")
