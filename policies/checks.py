@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import islice
 
 from policies.document import Diagnostic, Document, Path, unknown
 from policies.expressions import AllOf, AnyOf, ClassName, Expression, Not
@@ -10,6 +11,9 @@ from policies.logic import Logic
 from policies.syntax import PolicySyntax, RuleSyntax
 
 MAX_NESTING = 64
+MAX_CYCLES = 20
+"""Classes that are told to be defined by themselves; a cycle of many has as many."""
+MAX_STEPS = 8
 
 
 def check(
@@ -64,10 +68,11 @@ def _nesting(document: Document, syntax: PolicySyntax) -> Iterator[Diagnostic]:
         for name in ready:
             del waiting[name]
             depths[name] = _depth(syntax.classes[name], depths)
-    for name in waiting:
-        if (cycle := _cycle(name, waiting)) is not None:
-            message = f"the class `{name}` is defined by itself: {' -> '.join(cycle)}"
-            yield document.problem(("classes", name), message, key=True)
+    cycles = ((name, cycle) for name in waiting if (cycle := _cycle(name, waiting)) is not None)
+    for name, cycle in islice(cycles, MAX_CYCLES):
+        shown = cycle if len(cycle) <= MAX_STEPS else [*cycle[: MAX_STEPS - 2], "...", name]
+        message = f"the class `{name}` is defined by itself: {' -> '.join(shown)}"
+        yield document.problem(("classes", name), message, key=True)
     if waiting:
         return
     for name, depth in depths.items():
