@@ -1,7 +1,7 @@
 """Both stores beside a model, step by step, on a clock of the test's own: whatever is reserved, settled,
 given back, expired, lost with its process or reloaded, they decide alike and hold the same.
 
-The model is what `docs/limits.md` promises, in fractions. A program is drawn as bytes, four a step;
+The model is what `docs/limits.md` promises. A program is drawn as bytes, four a step;
 `LIMITS_STEPS` says how many steps the store in memory makes. Redis, which is asked over a socket, makes
 half of them.
 """
@@ -12,7 +12,6 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
@@ -34,7 +33,7 @@ STEPS = int(os.environ.get("LIMITS_STEPS", "100000"))
 LENGTH = (150, 350)
 PROGRAMS = st.binary(min_size=4 * LENGTH[0], max_size=4 * LENGTH[1])
 CLOSE = 1e-4
-FINE = 10**9
+MICRO = 1_000_000
 
 
 def play_many(steps: int) -> settings:
@@ -83,11 +82,21 @@ Key = tuple[str, str, str]
 
 
 class Clock:
+    """Whole microseconds, as a server's; both stores must read the same from them, to the last bit."""
+
     def __init__(self) -> None:
-        self.now = Fraction(1_700_000_000)
+        self.us = 1_700_000_000 * MICRO
+
+    def pass_by(self, seconds: float) -> None:
+        self.us += round(seconds * MICRO)
+
+    @property
+    def now(self) -> float:
+        seconds, us = divmod(self.us, MICRO)
+        return seconds + us / MICRO
 
     def __call__(self) -> float:
-        return float(self.now)
+        return self.now
 
 
 # the model
@@ -97,18 +106,17 @@ class Clock:
 class Amount:
     """What is left of a limit."""
 
-    level: Fraction
-    at: Fraction
+    level: float
+    at: float
     rate: Rate
 
-    def refilled(self, now: Fraction) -> Fraction:
-        grown = self.level + (now - self.at) * Fraction(self.rate.amount) / Fraction(self.rate.seconds)
-        return min(grown, Fraction(self.rate.amount))
+    def refilled(self, now: float) -> float:
+        grown = self.level + (now - self.at) * self.rate.amount / self.rate.seconds
+        return min(grown, self.rate.amount)
 
-    def resized(self, rate: Rate, now: Fraction) -> Amount:
+    def resized(self, rate: Rate, now: float) -> Amount:
         """The same share of an edited limit."""
-        level = self.refilled(now) / self.rate.amount * rate.amount
-        return Amount(Fraction(round(level * FINE), FINE), now, rate)
+        return Amount(self.refilled(now) / self.rate.amount * rate.amount, now, rate)
 
 
 @dataclass(eq=False)
@@ -117,7 +125,7 @@ class Held:
 
     course: Course
     tokens: int
-    until: Fraction
+    until: float
     lease: Any
     died: bool = False
 
@@ -134,19 +142,19 @@ class Model:
     def amount(self, course: Course, meter: Meter) -> tuple[Key, Amount]:
         key = (course.root, course.scopes[meter.scope].name, meter.field)
         if key not in self.amounts:
-            self.amounts[key] = Amount(Fraction(meter.rate.amount), self.clock.now, meter.rate)
+            self.amounts[key] = Amount(meter.rate.amount, self.clock.now, meter.rate)
         return key, self.amounts[key]
 
-    def decide(self, course: Course, tokens: int, *, touch: bool) -> tuple[bool, Fraction]:
+    def decide(self, course: Course, tokens: int, *, touch: bool) -> tuple[bool, float]:
         """(whether a slot is missing, by how much the bucket with the least room is short). `touch`: buckets
         get the plan's new size by a refusal too."""
-        short = Fraction(-(10**9))
+        short = -1e9
         for meter in course.meters:
             key, amount = self.amount(course, meter)
             amount = amount.resized(meter.rate, self.clock.now)
             if touch:
                 self.amounts[key] = amount
-            short = max(short, Fraction(meter.each) + tokens * Fraction(meter.weight) - amount.level)
+            short = max(short, meter.each + tokens * meter.weight - amount.level)
         full = any(
             scope.concurrent is not None and self.running(scope.name) >= scope.concurrent
             for scope in course.scopes
@@ -157,23 +165,23 @@ class Model:
         for meter in course.meters:
             key, amount = self.amount(course, meter)
             self.amounts[key] = amount = amount.resized(meter.rate, self.clock.now)
-            amount.level -= Fraction(meter.each) + tokens * Fraction(meter.weight)
+            amount.level -= meter.each + tokens * meter.weight
         self.held.append(Held(course, tokens, self.clock.now + LEASE_SECONDS, lease))
 
     def end(self, one: Held, used: int, cached: int, tier: str) -> None:
         self.held.remove(one)
         answered = one.course if tier == one.course.ask.tier else chart(_moved(one.course.ask, tier))
-        changes: dict[Key, Fraction] = {}
+        changes: dict[Key, float] = {}
         for course, ended in ((answered, False), (one.course, True)):
             for meter in course.meters:
                 key, amount = self.amount(course, meter)
-                change = one.tokens * Fraction(meter.weight)
+                change = one.tokens * meter.weight
                 if not ended:
-                    change = cached * Fraction(meter.saved) - used * Fraction(meter.weight)
-                changes[key] = changes.get(key, Fraction()) + change * amount.rate.amount / meter.rate.amount
+                    change = cached * meter.saved - used * meter.weight
+                changes[key] = changes.get(key, 0.0) + change * amount.rate.amount / meter.rate.amount
         for key, change in changes.items():
             amount = self.amounts[key].resized(self.amounts[key].rate, self.clock.now)
-            amount.level = min(Fraction(amount.rate.amount), amount.level + change)
+            amount.level = min(amount.rate.amount, amount.level + change)
             self.amounts[key] = amount
 
     def expire(self) -> None:
@@ -230,9 +238,8 @@ class InRedis:
         client.flushdb()
 
     def call(self, keys: Sequence[str], *args: Any) -> Any:
-        now = self.clock.now
         with self.client.pipeline(transaction=False) as pipe:
-            pipe.hset("clock", mapping={"s": int(now), "us": int(now % 1 * 1_000_000)})
+            pipe.hset("clock", mapping=dict(zip(("s", "us"), divmod(self.clock.us, MICRO), strict=True)))
             pipe.evalsha(self.sha, len(keys), *keys, *args)
             return pipe.execute()[1]
 
@@ -298,7 +305,7 @@ def play(driver: InMemory | InRedis, clock: Clock, program: bytes) -> None:
             driver.settle(one.lease, used, used * (c & 3) // 4, tier)
             model.end(one, used, used * (c & 3) // 4, tier)
         elif op < 230:
-            clock.now += Fraction(WAITS[a % len(WAITS)])
+            clock.pass_by(WAITS[a % len(WAITS)])
             if driver.redis:
                 model.expire()
         elif op < 242:
@@ -313,7 +320,7 @@ def play(driver: InMemory | InRedis, clock: Clock, program: bytes) -> None:
     for one in [one for one in model.held if not one.died]:
         driver.settle(one.lease, 0, 0, one.course.ask.tier)
         model.end(one, 0, 0, one.course.ask.tier)
-    clock.now += 10**6
+    clock.pass_by(10**6)
     model.expire()
     assert not model.held
     compare(driver, model)
