@@ -12,6 +12,7 @@ FILE = Path("/srv/dualgauge/dualgauge.yaml")
 HEAD = "model: m\nengines: [{name: a, tier: fast, kind: external, url: 'http://h:1', precision: awq}]\n"
 EXTERNAL = "name: a, tier: fast, kind: external, url: 'http://h:1', precision: awq"
 VLLM = "name: a, tier: fast, kind: vllm, model: x, precision: awq"
+VLLM_EXACT = "name: b, tier: exact, kind: vllm, model: y, precision: bf16"
 
 
 def engine(*parts: str) -> str:
@@ -69,6 +70,14 @@ INVALID = [
         "3:8: error: [::]:8081 can be reached by others: add `admin_token: ${NAME}`",
     ),
     (HEAD + "listen: 127.0.0.1:8081\n", "3:9: error: port 8081 is both `listen`'s and `admin`'s"),
+    (HEAD + "parity: {allow: [eoss]}\n", "3:18: error: unknown value `eoss`; did you mean `eos`?"),
+    (HEAD + "swap: {tier: exat}\n", "3:14: error: unknown tier `exat`; did you mean `exact`?"),
+    (
+        engine(EXTERNAL, VLLM_EXACT) + "swap: {tier: exact}\n",
+        "5:7: error: only engines of `kind: vllm` can take turns",
+    ),
+    (engine(VLLM) + "swap: {tier: exact}\n", "4:7: error: two tiers take turns: name two"),
+    (engine(VLLM, VLLM_EXACT) + "swap: {batch: 0}\n", "5:15: error: at least 1"),
     (HEAD + "workers: 0\n", "3:10: error: at least 1"),
     (HEAD + "workers: 2\n", "3:10: error: this version runs one gateway process"),
     (
@@ -284,3 +293,11 @@ def test_addresses(text: str, host: str, port: int, loopback: bool) -> None:
 def test_what_is_not_an_address(text: str) -> None:
     with pytest.raises(ValueError, match="is not an address"):
         HostPort.parse(text)
+
+
+def test_engines_that_take_turns_are_started_with_sleep_mode() -> None:
+    engines = read(engine(VLLM, VLLM_EXACT) + "swap: {}\n").engines
+    assert [each.args for each in engines] == [("--enable-sleep-mode",)] * 2
+    given = read(engine(VLLM + ", args: [--enable_sleep_mode]", VLLM_EXACT) + "swap: {}\n").engines
+    assert given[0].args == ("--enable_sleep_mode",)
+    assert all(each.args == () for each in read(engine(VLLM, VLLM_EXACT)).engines)
