@@ -19,6 +19,7 @@ from gateway.config import (
     LogsPart,
     ParityPart,
     Retries,
+    SwapPart,
     Telemetry,
     TimeoutsPart,
     parse,
@@ -38,6 +39,7 @@ PARTS = {
     "bounds": Bounds,
     "integrity": IntegrityPart,
     "parity": ParityPart,
+    "swap": SwapPart,
 }
 
 
