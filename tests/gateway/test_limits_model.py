@@ -2,8 +2,7 @@
 given back, expired, lost with its process or reloaded, they decide alike and hold the same.
 
 The model is what `docs/limits.md` promises. A program is drawn as bytes, four a step;
-`LIMITS_STEPS` says how many steps the store in memory makes. Redis, which is asked over a socket, makes
-half of them.
+`LIMITS_STEPS` says how many steps each store makes.
 """
 
 from __future__ import annotations
@@ -366,7 +365,7 @@ def client() -> Iterator[Redis]:
 
 
 @needs_redis
-@play_many(STEPS // 2)
+@play_many(STEPS)
 @given(program=PROGRAMS)
 def test_the_store_in_redis_is_the_model(client: Redis, program: bytes) -> None:
     clock = Clock()
