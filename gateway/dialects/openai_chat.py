@@ -144,12 +144,11 @@ class OpenAIChat(Dialect):
             raise InvalidRequest("messages is missing", param="messages")
         check_said("messages", messages, bounds)
 
+        # It must not name the request, which holds it: a cycle a request is what the collector stops all for.
         def conversation() -> Conversation:
-            tools = tool_texts(body, "tools", "functions") if request.has_tools else ()
-            return read_messages(messages, None, tools)
+            return read_messages(messages, None, tool_texts(body, "tools", "functions"))
 
-        request = _request(body, fields, conversation)
-        return request
+        return _request(body, fields, conversation)
 
     def prepare(self, request: Request, served_model: str, priority: int = 0) -> bytes:
         if request.stream and not request.wants_usage and not request.usage_injected:

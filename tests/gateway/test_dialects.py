@@ -1,5 +1,6 @@
 """What a policy and the limits learn of a request: the same, whatever dialect it is written in."""
 
+import gc
 import json
 from typing import Any
 
@@ -103,6 +104,19 @@ def test_a_conversation_with_a_tool_reads_alike(shape: Shape) -> None:
         Turn("user", "thanks"),
     ]
     assert conversation.tool_results == 1
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+def test_a_request_leaves_nothing_to_the_cycle_collector(shape: Shape) -> None:
+    """What it has to collect, it stops the event loop for."""
+    parse(shape).conversation()
+    gc.collect()
+    gc.disable()
+    try:
+        parse(shape).conversation()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=IDS)
