@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 HERE = Path("dualgauge.yaml")
 
 
-def tier_names(
+def _tier_names(
     _context: click.Context, _parameter: click.Parameter, value: str | None
 ) -> tuple[str, ...] | None:
     """`fast,exact` as a tuple."""
@@ -30,6 +30,13 @@ def tier_names(
     if not all(names) or len(set(names)) != len(names):
         raise click.BadParameter("write the tiers from the least to the most precise: fast,exact")
     return names
+
+
+tiers_option = click.option(
+    "--tiers",
+    callback=_tier_names,
+    help="From the least to the most precise. [default: those of ./dualgauge.yaml, else fast,exact]",
+)
 
 
 def compiled(policy: str, tiers: tuple[str, ...], served: Collection[str] | None = None) -> Policy:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from gateway.cli.options import config_option
+
 if TYPE_CHECKING:
     from engines.hardware import Runner
     from gateway.cli.findings import Finding
@@ -30,14 +32,7 @@ class Examined(msgspec.Struct, frozen=True):
 
 
 @click.command("doctor")
-@click.option(
-    "--config",
-    "path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default="dualgauge.yaml",
-    show_default=True,
-    help="The deployment; without one, the machine alone is looked at.",
-)
+@config_option("path", "The deployment; without one, the machine alone is looked at.")
 @click.option("--strict", is_flag=True, help="Warnings count as faults.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor_command(path: Path, strict: bool, as_json: bool) -> None:

@@ -13,22 +13,15 @@ import click
 from engines import runfile
 from engines.runfile import Paths, Run
 from gateway.cli.failures import Failure, told
+from gateway.cli.options import running_config
 from gateway.cli.view import View
-from gateway.config import DEFAULT_FILE
 
 POLL = 0.2
 MARGIN = 60.0
 
 
 @click.command("down")
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=DEFAULT_FILE,
-    show_default=True,
-    help="The configuration that runs.",
-)
+@running_config
 @click.option("--now", is_flag=True, help="Do not wait for running requests.")
 def down_command(file: Path, now: bool) -> None:
     """Stop what `dualgauge up` runs: requests in flight finish first, then gateway and engines end.

@@ -9,16 +9,8 @@ import click
 from engines import runfile
 from gateway.cli.control import ControlError, Do, Order, ask
 from gateway.cli.failures import Failure, told
-from gateway.config import DEFAULT_FILE
+from gateway.cli.options import running_config
 
-_config = click.option(
-    "--config",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=DEFAULT_FILE,
-    show_default=True,
-    help="The configuration that runs.",
-)
 _now = click.option("--now", is_flag=True, help="Do not wait for running requests: they break off.")
 
 
@@ -38,7 +30,7 @@ def engine_group() -> None:
 
 @engine_group.command("drain")
 @click.argument("name")
-@_config
+@running_config
 def drain_command(name: str, file: Path) -> None:
     """Return once nothing runs on the engine; it gets no requests until `resume`, whatever happens to it."""
     _order("drain", name, file)
@@ -46,7 +38,7 @@ def drain_command(name: str, file: Path) -> None:
 
 @engine_group.command("resume")
 @click.argument("name")
-@_config
+@running_config
 def resume_command(name: str, file: Path) -> None:
     """Let a drained engine have requests again."""
     _order("resume", name, file)
@@ -54,7 +46,7 @@ def resume_command(name: str, file: Path) -> None:
 
 @engine_group.command("restart")
 @click.argument("name")
-@_config
+@running_config
 @_now
 def restart_command(name: str, file: Path, now: bool) -> None:
     """Drain it, end it, start it, prove it, and let it have requests again.
@@ -66,7 +58,7 @@ def restart_command(name: str, file: Path, now: bool) -> None:
 
 @engine_group.command("sleep")
 @click.argument("name")
-@_config
+@running_config
 def sleep_command(name: str, file: Path) -> None:
     """Drain it and put it to sleep: its weights go to the machine's memory, its GPU memory becomes free.
 
@@ -77,7 +69,7 @@ def sleep_command(name: str, file: Path) -> None:
 
 @engine_group.command("wake")
 @click.argument("name")
-@_config
+@running_config
 def wake_command(name: str, file: Path) -> None:
     """Wake it, prove it, and let it have requests; one that is not well is restarted."""
     _order("wake", name, file)

@@ -8,21 +8,21 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from gateway import keyformat
 from gateway.cli import keyfile
 from gateway.cli.failures import Failure, told
-from gateway.config import DEFAULT_FILE, NAME
+from gateway.cli.options import F, config_option
+from gateway.config import NAME
 from gateway.config import read as read_config
 from gateway.identity import DEFAULT_PLAN, Keyring, Known, Tenant, moment, parse_keys
 from policies import units
 
-F = TypeVar("F", bound=Callable[..., Any])
 FINGERPRINT = 12
 OVERLAP = "24h"
 
@@ -40,13 +40,7 @@ def _common(command: F) -> F:
         click.option(
             "--file", type=click.Path(path_type=Path, dir_okay=False), help="The key file, instead."
         ),
-        click.option(
-            "--config",
-            type=click.Path(path_type=Path, dir_okay=False),
-            default=DEFAULT_FILE,
-            show_default=True,
-            help="The deployment; its `keys` is the file.",
-        ),
+        config_option("config", "The deployment; its `keys` is the file."),
     ):
         command = option(command)
     return command

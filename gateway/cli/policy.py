@@ -6,7 +6,7 @@ import json
 
 import click
 
-from gateway.cli.chosen import compiled, deployed, tier_names, tiers_of
+from gateway.cli.chosen import compiled, deployed, tiers_of, tiers_option
 from gateway.cli.policy_replay import replay_command
 from gateway.cli.policy_test import cases_command
 from policies.shipped import beside
@@ -19,11 +19,7 @@ def policy_group() -> None:
 
 @policy_group.command("check")
 @click.argument("file")
-@click.option(
-    "--tiers",
-    callback=tier_names,
-    help="From the least to the most precise. [default: those of ./dualgauge.yaml, else fast,exact]",
-)
+@tiers_option
 def check_command(file: str, tiers: tuple[str, ...] | None) -> None:
     """Say what is wrong with a policy, as file:line:column; exit 1 where it cannot be used.
 

@@ -13,7 +13,7 @@ import click
 import msgspec
 
 from gateway.cli.bar import progress_bar
-from gateway.cli.chosen import compiled, deployed, log_of, tier_names, tiers_of
+from gateway.cli.chosen import compiled, deployed, log_of, tiers_of, tiers_option
 from gateway.telemetry.decision_files import Placed, lines, whole
 from policies import units
 from policies.logged import decode
@@ -35,11 +35,7 @@ def _share(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.command("replay")
 @click.option("--log", "logs", multiple=True, metavar="FILE", help="A decision log, with its older files.")
 @click.option("--policy", required=True, metavar="POLICY", help="A path or a shipped name.")
-@click.option(
-    "--tiers",
-    callback=tier_names,
-    help="From the least to the most precise. [default: those of ./dualgauge.yaml, else fast,exact]",
-)
+@tiers_option
 @click.option(
     "--max-moved",
     callback=_share,

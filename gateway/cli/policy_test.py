@@ -12,7 +12,7 @@ import click
 import msgspec
 
 from gateway.asked import DIALECTS, Caller, RefusedError, explained, facts_of
-from gateway.cli.chosen import compiled, deployed, tier_names, tiers_of
+from gateway.cli.chosen import compiled, deployed, tiers_of, tiers_option
 from policies.decision import Decision
 from policies.document import Diagnostic, Document, ProblemsError, convert, decode, load, unknown
 from policies.policy import Policy
@@ -59,11 +59,7 @@ class Cases(_Strict, frozen=True):
 @click.command("test")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option("--policy", metavar="POLICY", help="A path or a shipped name, instead of the file's own.")
-@click.option(
-    "--tiers",
-    callback=tier_names,
-    help="From the least to the most precise. [default: those of ./dualgauge.yaml, else fast,exact]",
-)
+@tiers_option
 def cases_command(files: tuple[str, ...], policy: str | None, tiers: tuple[str, ...] | None) -> None:
     """Decide the cases of FILE and compare; exit 1 where one is decided otherwise, as file:line:column.
 

@@ -15,8 +15,9 @@ from engines import runfile
 from engines.runfile import Run, UnitState
 from engines.spec import EngineSpec
 from gateway.cli.failures import told
+from gateway.cli.options import running_config
 from gateway.cli.prepare import load
-from gateway.config import DEFAULT_FILE, Config
+from gateway.config import Config
 
 TIMEOUT = 3.0
 DIFFERENCES = 10
@@ -33,14 +34,7 @@ _COLUMNS = ("tier", "engine", "precision", "state", "running", "waiting", "kv", 
 
 
 @click.command("status")
-@click.option(
-    "--config",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=DEFAULT_FILE,
-    show_default=True,
-    help="The configuration that runs.",
-)
+@running_config
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status_command(file: Path, as_json: bool) -> None:
     """Show engines and tiers: their state, load, restarts and where to read more.
