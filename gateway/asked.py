@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from policies.decision import pinned
+from policies.decision import Edits, pinned
 from policies.facts import Facts
 from policies.policy import Explanation, Policy
 from policies.signals import Memo
@@ -86,6 +86,11 @@ def signals(explanation: Explanation) -> dict[str, Any]:
     }
 
 
+def edits(made: Edits) -> dict[str, Any]:
+    """What a rule changes in a request."""
+    return {name: value for name, value in asdict(made).items() if value is not None}
+
+
 def record(explanation: Explanation, policy: Policy, prompts: str = "") -> dict[str, Any]:
     """`prompts` says how the length of the prompt was measured, where that is known."""
     decision = explanation.decision
@@ -97,7 +102,7 @@ def record(explanation: Explanation, policy: Policy, prompts: str = "") -> dict[
         "if_unavailable": decision.contract,
         "priority": decision.priority,
         "trace": decision.trace,
-        "edits": {name: value for name, value in asdict(decision.edits).items() if value is not None},
+        "edits": edits(decision.edits),
         "policy": {"file": policy.file, "hash": policy.hash},
         "signals": signals(explanation),
         **({"prompt_tokens": prompts} if prompts else {}),

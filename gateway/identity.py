@@ -48,6 +48,10 @@ class Tenant(msgspec.Struct, frozen=True):
     def may_use(self, tier: str) -> bool:
         return self.tiers is None or tier in self.tiers
 
+    def may_ask(self, *names: str) -> bool:
+        """Whether it may have a model that goes by any of these names."""
+        return self.models is None or not self.models.isdisjoint(names)
+
 
 _NOT_FOUND = (_NO_DIGEST, Tenant("", disabled=True))
 

@@ -231,8 +231,7 @@ class Exchange:
         """Have the model's own tokenizer count the prompt, where a decision may hang on it."""
         request, snapshot = self._request, self._snapshot
         assert request is not None
-        candidate = snapshot.candidate
-        policies = (snapshot.policy,) if candidate is None else (snapshot.policy, candidate.policy)
+        policies = snapshot.policies
         if near(policies, len(request.body.raw)) and self._gateway.names.get(request.model) is None:
             dialect = self._endpoint.dialect.name
             request.prompt_tokens = await counter.count(request.conversation(), dialect, policies)
@@ -313,8 +312,7 @@ class Exchange:
                 f"the model `{request.model[:128]}` does not exist here; there is: {', '.join(names)}",
                 param="model",
             )
-        model = self._gateway.config.model
-        if tenant.models is not None and not {model, request.model} & tenant.models:
+        if not tenant.may_ask(self._gateway.config.model, request.model):
             raise TierNotAllowed(f"this key may not use the model `{request.model}`", param="model")
         self.record.model = request.model
         return names[request.model]

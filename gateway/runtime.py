@@ -45,6 +45,11 @@ class Snapshot:
     candidate: Candidate | None
     fields: Fields
 
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The one in force, and its candidate."""
+        return (self.policy,) if self.candidate is None else (self.policy, self.candidate.policy)
+
 
 class Upstream:
     """How to reach one engine: its pool, its prepared request heads, its timeouts."""

@@ -43,8 +43,7 @@ def models_reply(gateway: Gateway, tenant: Tenant, path: str) -> bytes:
     models = [
         {"id": name, "object": "model", "created": 0, "owned_by": "dualgauge"}
         for name, tier in gateway.names.items()
-        if (tier is None or tenant.may_use(tier))
-        and (tenant.models is None or {name, gateway.config.model} & tenant.models)
+        if (tier is None or tenant.may_use(tier)) and tenant.may_ask(name, gateway.config.model)
     ]
     if path == "/v1/models":
         return msgspec.json.encode({"object": "list", "data": models})

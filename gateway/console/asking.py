@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from gateway import placement
-from gateway.asked import DIALECTS, Caller, RefusedError, decoded, explained, facts_of, record
+from gateway.asked import DIALECTS, Caller, RefusedError, decoded, edits, explained, facts_of, record
 from gateway.identity import ANONYMOUS, Tenant
 from gateway.limits import NO_PLAN, Held
 from gateway.runtime import Gateway
@@ -70,8 +70,7 @@ async def explain(gateway: Gateway, pasted: Pasted) -> dict[str, Any]:
     body = await asyncio.to_thread(_decoded, pasted.body)
     facts = await asyncio.to_thread(facts_of, body, caller)
     if gateway.counter is not None:
-        policies = (snapshot.policy,) if candidate is None else (snapshot.policy, candidate.policy)
-        facts.tokens = await gateway.counter.count(facts.conversation, facts.dialect, policies)
+        facts.tokens = await gateway.counter.count(facts.conversation, facts.dialect, snapshot.policies)
     prompts = gateway.prompts if gateway.counter is None else gateway.counter.source
     tiers = gateway.config.tiers
     explanation = await asyncio.to_thread(explained, snapshot.policy, tiers, facts)
@@ -114,7 +113,7 @@ def _problem(gateway: Gateway, body: Mapping[str, Any], tenant: Tenant) -> str |
     model, names = body.get("model"), gateway.names
     if model not in names:
         return f"the gateway answers 404: `model` must be one of {', '.join(names)}"
-    if tenant.models is not None and not {gateway.config.model, model} & tenant.models:
+    if not tenant.may_ask(gateway.config.model, str(model)):
         return f"the gateway answers 403: this key may not use the model `{model}`"
     tier = names[str(model)]
     if tier is not None and not tenant.may_use(tier):
@@ -150,7 +149,7 @@ def policy(gateway: Gateway) -> dict[str, Any]:
                 "if_busy": rule.busy,
                 "priority": rule.priority,
                 "trace": rule.trace,
-                "edits": {name: value for name, value in asdict(rule.edits).items() if value is not None},
+                "edits": edits(rule.edits),
             }
             for rule in force.rules
         ],
