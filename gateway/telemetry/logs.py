@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import msgspec
 
 from gateway.config import LogsPart
-from gateway.telemetry.record import Outcome, Record
+from gateway.telemetry.record import GOOD, Outcome, Record
 
 if TYPE_CHECKING:
     from structlog.typing import Processor
@@ -30,7 +30,6 @@ CLOCK = "%H:%M:%S"
 BATCH = 100
 EVERY_SECONDS = 0.2
 END_SECONDS = 1.0
-GOOD = frozenset({"ok", "cancelled", "client_error", "limited"})
 
 encode = msgspec.json.Encoder().encode
 Render = Callable[["Line"], bytes]

@@ -14,6 +14,8 @@ from policies.decision import Decision
 Outcome = Literal[
     "ok", "client_error", "limited", "unavailable", "engine_error", "timeout", "cancelled", "internal_error"
 ]
+GOOD: frozenset[Outcome] = frozenset({"ok", "cancelled", "client_error", "limited"})
+"""Outcomes that are no failure of the gateway's or of its engines."""
 
 
 class TraceIds(msgspec.Struct, gc=False):

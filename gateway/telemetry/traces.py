@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from gateway.relay.client import Client
 from gateway.telemetry.export import Sender, otlp_exporter, shown
-from gateway.telemetry.record import Record, TraceIds
+from gateway.telemetry.record import GOOD, Record, TraceIds
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -29,7 +29,6 @@ TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 INVALID_VERSION = b"ff"
 NO_TRACE, NO_SPAN = b"0" * 32, b"0" * 16
 SAMPLED = 1
-GOOD = frozenset({"ok", "cancelled", "client_error", "limited"})
 
 
 def read_traceparent(value: bytes) -> tuple[bytes, bytes, bool] | None:
