@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engines import launch_child, runfile
 from engines.address import Address
+from engines.spec import bearer
 
 if TYPE_CHECKING:
     import httpx2
@@ -200,7 +201,7 @@ class EngineProbe:
     ) -> None:
         self._client = client(url)
         self._model = served_model
-        self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._headers = bearer(api_key)
         self._prove = prove
 
     async def healthy(self) -> bool:

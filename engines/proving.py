@@ -18,7 +18,7 @@ from engines.hardware import GIB, gib
 from engines.launch import ProbeError, Proof
 from engines.parity import Traits
 from engines.plan import Placement
-from engines.spec import EngineSpec
+from engines.spec import EngineSpec, bearer
 
 if TYPE_CHECKING:
     import httpx2
@@ -128,7 +128,7 @@ async def _post(
     """Status and JSON body. Raises ProbeError where there is no answer."""
     import httpx2
 
-    headers = {"authorization": f"Bearer {spec.api_key}"} if spec.api_key else {}
+    headers = bearer(spec.api_key)
     try:
         try:
             reply = await client.post(path, json=body, headers=headers, timeout=ASK_SECONDS)

@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from engines.launch import ProbeError, Sleep, client
-from engines.spec import EngineSpec
+from engines.spec import EngineSpec, bearer
 
 if TYPE_CHECKING:
     import httpx2
@@ -82,4 +82,4 @@ class Sleeper:
         return found if isinstance(found, bool) else None
 
     def _headers(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {self._spec.api_key}"} if self._spec.api_key else {}
+        return bearer(self._spec.api_key)

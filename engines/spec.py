@@ -59,3 +59,8 @@ class EngineSpec:
     def launched(self) -> bool:
         """Whether Dualgauge starts this engine itself."""
         return self.kind in ("vllm", "llama.cpp")
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header of a request that shows this key; none without one."""
+    return {"authorization": f"Bearer {key}"} if key else {}

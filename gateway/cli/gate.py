@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines import runfile
 from engines.runfile import UnitState
+from engines.spec import bearer
 from engines.swap import Demand
 from gateway.config import Config
 
@@ -102,7 +103,7 @@ class Gate:
         """Its answer, None where there is no gateway. One that is slow is asked again."""
         import httpx2
 
-        headers = {} if self._token is None else {"authorization": f"Bearer {self._token}"}
+        headers = bearer(self._token)
         async with self._client() as client:
             for _ in range(TRIES):
                 try:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from engines.spec import bearer
 from gateway.config import DEFAULT_FILE, Config, HostPort, listening, read
 from policies.document import ProblemsError
 
@@ -94,7 +95,7 @@ def reload_command(path: Path) -> None:
     import httpx2
 
     config = load_config(path)
-    headers = {"authorization": f"Bearer {config.admin_token}"} if config.admin_token else {}
+    headers = bearer(config.admin_token)
     try:
         reply = httpx2.post(f"{config.admin.url}/admin/reload", headers=headers, timeout=10)
     except httpx2.TransportError as exc:

@@ -13,7 +13,7 @@ from engines import advisories
 from engines.address import Address
 from engines.advisories import Product
 from engines.recipes import recipe
-from engines.spec import EngineSpec
+from engines.spec import EngineSpec, bearer
 from gateway.cli.findings import Finding
 from gateway.config import Config
 
@@ -63,7 +63,7 @@ def version_of(spec: EngineSpec) -> tuple[str | None, str | None]:
     address = Address.parse(spec.url)
     transport = httpx2.HTTPTransport(uds=address.uds)
     scheme = "https" if address.tls else "http"
-    headers = {} if spec.api_key is None else {"authorization": f"Bearer {spec.api_key}"}
+    headers = bearer(spec.api_key)
     with httpx2.Client(transport=transport, timeout=SECONDS, headers=headers, trust_env=False) as client:
         try:
             reply = client.get(f"{scheme}://{address.authority}{address.base}/version")
