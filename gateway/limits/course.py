@@ -38,6 +38,10 @@ class Meter:
     saved: float
     plan: str
 
+    @property
+    def words(self) -> str:
+        return self.kind.replace("_", " ")
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -104,23 +108,24 @@ class Course:
             f"try again in {duration(wait)}",
             retry_after=wait,
         )
-        error.limit = meter.kind.replace(" ", "_")
-        error.headers = self.lines.render(levels)
-        return error
+        return self._told(error, meter, levels)
 
     def _too_large(self, meter: Meter, amount: float, levels: Sequence[float]) -> LimitExceeded:
         error = LimitExceeded(
-            f"this request reserves {math.ceil(amount)} {meter.kind}, and {_allowed(meter)}: "
+            f"this request reserves {math.ceil(amount)} {meter.words}, and {_allowed(meter)}: "
             "ask for fewer tokens (max_tokens)",
             code="request_exceeds_limit",
         )
-        error.limit = meter.kind.replace(" ", "_")
+        return self._told(error, meter, levels)
+
+    def _told(self, error: LimitExceeded, meter: Meter, levels: Sequence[float]) -> LimitExceeded:
+        error.limit = meter.kind
         error.headers = self.lines.render(levels)
         return error
 
 
 def _allowed(meter: Meter) -> str:
-    return f"plan `{meter.plan}` allows {meter.rate.amount} {meter.kind} in {meter.rate.seconds:g} s"
+    return f"plan `{meter.plan}` allows {meter.rate.amount} {meter.words} in {meter.rate.seconds:g} s"
 
 
 def chart(ask: Ask) -> Course:
@@ -154,7 +159,7 @@ def _meters(scope: int, limits: Plan, plan: Plan, tier: str) -> list[Meter]:
         Meter(
             scope=scope,
             field=f"{kind}.{i}" if i else kind,
-            kind=kind.replace("_", " "),
+            kind=kind,
             rate=rate,
             each=each,
             weight=weight,

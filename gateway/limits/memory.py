@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from gateway.limits import Ask, Ended, Held
 from gateway.limits.course import Course, Meter, chart
 from policies.units import Rate
@@ -202,7 +204,8 @@ class MemoryStore:
                     _put(bucket, rate, reserved * weight - (used * weight - cached * saved), now)
         else:
             # First what was taken: what was refilled meanwhile must not be lost to a full bucket.
-            for bucket, rate, _, weight, saved in self._track(_moved(course.ask, tier)).parts:
+            moved = msgspec.structs.replace(course.ask, tier=tier)
+            for bucket, rate, _, weight, saved in self._track(moved).parts:
                 _put(bucket, rate, cached * saved - used * weight, now)
             for bucket, rate, _, weight, _ in track.parts:
                 _put(bucket, rate, reserved * weight, now)
@@ -218,7 +221,3 @@ def _put(bucket: Bucket, rate: Rate, amount: float, now: float) -> None:
     if level > bucket.amount:
         level = bucket.amount
     bucket.level = level
-
-
-def _moved(ask: Ask, tier: str) -> Ask:
-    return Ask(ask.tenant, ask.plan, tier, ask.model, ask.prompt, ask.output, ask.organisation, ask.shared)
