@@ -5,7 +5,6 @@ Paths in the file are relative to it; `${NAME}` in a value is that environment v
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import ipaddress
 import os
@@ -26,7 +25,7 @@ from engines.parity import Aspect
 from engines.sleeping import FLAG as SLEEP_MODE
 from engines.spec import EngineSpec, Kind, Timeouts
 from policies import units
-from policies.document import Diagnostic, Document, ProblemsError, convert, load, unknown
+from policies.document import Diagnostic, Document, ProblemsError, content_hash, convert, load, unknown
 from policies.shipped import SHIPPED_NAME
 
 DEFAULT_FILE = "dualgauge.yaml"
@@ -321,7 +320,7 @@ def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:
         swap=file.swap,
         tokenizer=_tokenizer(document, file.tokenizer, folder),
         shutdown_grace=file.shutdown_grace,
-        hash=hashlib.sha256(text.encode("utf-8")).hexdigest()[:12],
+        hash=content_hash(text),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from policies import checks
 from policies.decision import NO_EDITS, Edits
-from policies.document import ProblemsError, load
+from policies.document import ProblemsError, content_hash, load
 from policies.expressions import (
     COMPARISONS,
     PAIRS,
@@ -23,6 +22,7 @@ from policies.expressions import (
     Not,
     PatternTest,
     SignalTest,
+    folded,
     text_of,
 )
 from policies.facts import Facts
@@ -34,8 +34,6 @@ from policies.syntax import read
 from policies.times import Window, inside
 
 TIERS = ("fast", "exact")
-# A union of types would be made anew by each test.
-SCALARS = (str, bool, int, float)
 
 _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
     "at_least": operator.ge,
@@ -62,7 +60,7 @@ def compile_policy(
     errors = [problem for problem in problems if problem.severity == "error"]
     if errors:
         raise ProblemsError(problems)
-    policy_hash = hashlib.sha256(text.encode("utf-8")).hexdigest()[:12]
+    policy_hash = content_hash(text)
     compiler = _Compiler(syntax.classes, Counter(name for _, name in syntax.references))
     rules = tuple(
         Rule(
@@ -254,8 +252,7 @@ def _field_test(kind: str, key: str, values: frozenset[str] | None) -> Callable[
     if kind == "metadata":
 
         def metadata(facts: Facts, _memo: Memo) -> bool:
-            value = facts.metadata.get(key)
-            return isinstance(value, SCALARS) and text_of(value).strip().casefold() in values
+            return folded(facts.metadata.get(key)) in values
 
         return metadata
     if kind == "tenant_tag":

@@ -8,6 +8,7 @@ Everything that is wrong with a text is raised as one `ProblemsError`.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -68,6 +69,11 @@ def decode(raw: bytes, file: str) -> str:
         line, column = before.count(b"\n") + 1, len(before) - (before.rfind(b"\n") + 1) + 1
         message = "this is not UTF-8: save it as UTF-8"
         raise ProblemsError([Diagnostic(file, line, column, "error", message)]) from None
+
+
+def content_hash(text: str) -> str:
+    """Names what a file says: 12 hexadecimal digits of its sha256."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:12]
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

@@ -101,6 +101,15 @@ def _scalar(signal: Signal, value: Any) -> float | int | bool | str:
     return value
 
 
+# A union of types would be made anew by each test.
+SCALARS = (str, bool, int, float)
+
+
+def folded(value: object) -> str | None:
+    """The value of a header or metadata entry as it is compared; None for one that is not, as a list."""
+    return text_of(value).strip().casefold() if isinstance(value, SCALARS) else None
+
+
 def text_of(value: object) -> str:
     """A scalar as the text that it is compared by: booleans as JSON spells them."""
     if isinstance(value, bool):

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from policies.decision import PINNED_RULE, Decision, SignalValue, pinned
-from policies.expressions import text_of
+from policies.expressions import folded
 from policies.facts import Conversation, Facts
 from policies.policy import Explanation, Policy
 from policies.signals import SIGNALS, Memo
@@ -142,14 +142,11 @@ def _of_kind(
     return tuple((name, values) for (one, name), values in sorted(compared.items()) if one == kind)
 
 
-def _logged(value: object, compared: frozenset[str]) -> Logged:
+def _logged(value: object, values: frozenset[str]) -> Logged:
     if value is None:
         return None
-    if isinstance(value, str | bool | int | float):
-        text = text_of(value).strip().casefold()
-        if text in compared:
-            return text
-    return True
+    text = folded(value)
+    return text if text in values else True
 
 
 def line_of(
