@@ -148,10 +148,9 @@ def _plain_english() -> frozenset[str]:
     return frozenset(word for word, weights in words.items() if [code for code, _ in weights] == ["en"])
 
 
-def language_of(text: str, script: str | None = None) -> str:
-    """The ISO 639-1 code of a text's language; `script` is that of `script_of`, where it is known already."""
-    if script is None:
-        script = script_of(text)
+def language_of(text: str) -> str:
+    """The ISO 639-1 code of a text's language."""
+    script = script_of(text)
     # The commonest case first, by one look: most requests are in English.
     if script == "latin" and len(_plain_english().intersection(text[:FIRST].split())) >= ENGLISH:
         return "en"
