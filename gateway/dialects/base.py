@@ -89,6 +89,18 @@ class Request(msgspec.Struct):
         return self._conversation
 
 
+class Sampling(msgspec.Struct):
+    """Figures of sampling that engines take with every shape of OpenAI's: read for their types alone."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+
+
 class Dialect(ABC):
     """Stateless; one instance a process. `marker` is the bytes that stand once in the event of each streamed
     token, and `overhead` how many of them carry no token; `forwarded` are the client's headers that an engine

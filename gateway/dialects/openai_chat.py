@@ -13,6 +13,7 @@ from gateway.dialects.base import (
     GUIDED,
     Dialect,
     Request,
+    Sampling,
     bound,
     forced,
     named,
@@ -52,7 +53,7 @@ def openai_usage(value: object) -> Usage | None:
     return Usage(number(value.get("prompt_tokens")), number(value.get("completion_tokens")), cached)
 
 
-class _Common(msgspec.Struct):
+class _Common(Sampling):
     """What chat and completions share; absent and null are the same."""
 
     model: str | None = None
@@ -62,13 +63,6 @@ class _Common(msgspec.Struct):
     best_of: int | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     length_penalty: float | None = None
     min_tokens: int | None = None
     metadata: dict[str, Any] | None = None

@@ -13,6 +13,7 @@ from gateway.dialects.base import (
     GUIDED,
     Dialect,
     Request,
+    Sampling,
     bound,
     call_text,
     forced,
@@ -47,20 +48,13 @@ class _Reply(msgspec.Struct):
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 
 
-class _Responses(msgspec.Struct):
+class _Responses(Sampling):
     model: str | None = None
     input: Any = None
     prompt: Any = None
     instructions: str | None = None
     stream: bool | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
     metadata: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     tool_choice: Any = None
