@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engines import runfile
+from gateway.console.routes import error_reply, json_reply
 from gateway.runtime import Gateway
 
 MAX_REASON = 200
@@ -46,13 +47,13 @@ async def hold_reply(gateway: Gateway, request: Request) -> Response:
     """`POST /admin/engines/{name}/hold`: hold it or let it go; how many of its requests are under way."""
     engine = gateway.fleet.by_name.get(request.path_params["name"])
     if engine is None:
-        return _error(404, f"there is no engine `{request.path_params['name'][:64]}`")
+        return error_reply(404, f"there is no engine `{request.path_params['name'][:64]}`")
     try:
         order = msgspec.json.decode(await request.body(), type=Hold)
     except msgspec.DecodeError as error:
-        return _error(400, f'send {{"reason": "…"}}: {error}')
+        return error_reply(400, f'send {{"reason": "…"}}: {error}')
     gateway.fleet.hold(engine, order.reason[:MAX_REASON])
-    return _reply({"engine": engine.spec.name, "held": engine.held, "in_flight": engine.in_flight}, 200)
+    return json_reply({"engine": engine.spec.name, "held": engine.held, "in_flight": engine.in_flight})
 
 
 def demand_reply(gateway: Gateway) -> Response:
@@ -63,13 +64,4 @@ def demand_reply(gateway: Gateway) -> Response:
         waiting, oldest = gateway.tiers.oldest(tier)
         running = sum(engine.in_flight for engine in engines)
         tiers[tier] = {"waiting": waiting, "oldest": oldest, "running": running}
-    return _reply({"tiers": tiers}, 200)
-
-
-def _error(status: int, message: str) -> Response:
-    kind = "invalid_request_error"
-    return _reply({"error": {"message": message, "type": kind, "param": None, "code": None}}, status)
-
-
-def _reply(body: Mapping[str, object], status: int) -> Response:
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+    return json_reply({"tiers": tiers})
