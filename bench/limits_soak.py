@@ -29,16 +29,6 @@ FAULT_SECONDS = 15.0
 AWAY_SECONDS = 3.0
 
 
-def read_only(redis: Server) -> None:
-    with contextlib.closing(redis.client()) as client:
-        client.replicaof("127.0.0.1", "1")
-
-
-def writable(redis: Server) -> None:
-    with contextlib.closing(redis.client()) as client:
-        client.replicaof("NO", "ONE")
-
-
 def flush(redis: Server) -> None:
     with contextlib.closing(redis.client()) as client:
         client.flushall()
@@ -48,7 +38,7 @@ def flush(redis: Server) -> None:
 FAULTS = {
     "killed, restarted empty": (Server.kill, Server.start),
     "stands still (SIGSTOP)": (Server.stop, Server.resume),
-    "read-only": (read_only, writable),
+    "read-only": (Server.read_only, Server.writable),
     "flushed": (flush, None),
     "failed over": (Server.kill, None),
 }

@@ -77,39 +77,11 @@ def leases(redis: Server) -> int:
         return int(client.zcard("dualgauge:{t:t}:t:t:leases"))  # type: ignore[arg-type]
 
 
-# ways to fail, and back
-
-
-def kill(redis: Server) -> None:
-    redis.kill()
-
-
-def restart_empty(redis: Server) -> None:
-    redis.start()
-
-
-def stop(redis: Server) -> None:
-    redis.stop()
-
-
-def resume(redis: Server) -> None:
-    redis.resume()
-
-
-def read_only(redis: Server) -> None:
-    with contextlib.closing(redis.client()) as client:
-        client.replicaof("127.0.0.1", "1")
-
-
-def writable(redis: Server) -> None:
-    with contextlib.closing(redis.client()) as client:
-        client.replicaof("NO", "ONE")
-
-
+# Ways to fail, and back.
 FAULTS = [
-    pytest.param(kill, restart_empty, id="killed"),
-    pytest.param(stop, resume, id="stopped"),
-    pytest.param(read_only, writable, id="read-only"),
+    pytest.param(Server.kill, Server.start, id="killed"),
+    pytest.param(Server.stop, Server.resume, id="stopped"),
+    pytest.param(Server.read_only, Server.writable, id="read-only"),
 ]
 Fault = Callable[[Server], None]
 

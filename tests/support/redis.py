@@ -82,6 +82,15 @@ class Server:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def read_only(self) -> None:
+        """A replica of nobody: it answers, and takes no writes."""
+        with contextlib.closing(self.client()) as client:
+            client.replicaof("127.0.0.1", "1")
+
+    def writable(self) -> None:
+        with contextlib.closing(self.client()) as client:
+            client.replicaof("NO", "ONE")
+
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
