@@ -42,10 +42,6 @@ def changes(specs: Sequence[EngineSpec], machine: Machine, facts: Sizer) -> list
     return [change for attempt in tries for change in attempt(specs, machine, facts)]
 
 
-def fits(found: Plan) -> bool:
-    return not plan.no_room(found) and not plan.too_short(found)
-
-
 def _planned(
     specs: Sequence[EngineSpec], machine: Machine, facts: Sizer, swap: str | None = None
 ) -> Plan | None:
@@ -54,7 +50,7 @@ def _planned(
         found = plan.arrange(specs, machine, facts, swap)
     except PlanError:
         return None
-    return found if fits(found) else None
+    return found if plan.fits(found) else None
 
 
 def _with(specs: Sequence[EngineSpec], *args: str) -> list[EngineSpec]:

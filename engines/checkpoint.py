@@ -103,16 +103,24 @@ def of_config(config: Mapping[str, Any], tensors: Mapping[str, int], file: Path)
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_bytes())
+        return json_object(path)
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} is no model folder: it has no {CONFIG}") from None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """A JSON file of a model's folder. Raises CheckpointError, FileNotFoundError."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
+    if not isinstance(found, dict):
         raise CheckpointError(f"{path} must hold an object")
-    return config
+    return found
 
 
 def _shared(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -38,7 +38,7 @@ class Proposal:
 
     @property
     def fits(self) -> bool:
-        return not plan.no_room(self.plan) and not plan.too_short(self.plan)
+        return plan.fits(self.plan)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from engines import flags
+from engines import checkpoint, flags
 from engines.spec import EngineSpec
 
 Aspect = Literal[
@@ -222,12 +222,9 @@ def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(_bytes(path))
-    except (ValueError, RecursionError) as error:
-        raise ParityError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ParityError(f"{path} must hold an object")
-    return found
+        return checkpoint.json_object(path)
+    except checkpoint.CheckpointError as error:
+        raise ParityError(str(error)) from None
 
 
 def _bytes(path: Path) -> bytes:

@@ -290,6 +290,11 @@ def too_short(found: Plan) -> list[str]:
     return problems
 
 
+def fits(found: Plan) -> bool:
+    """Whether every device can take its engines, and every engine its longest request."""
+    return not no_room(found) and not too_short(found)
+
+
 def _gpu_for(spec: EngineSpec, machine: Machine) -> int | None:
     """The GPU that an engine names, or the first; none where there is none, and for the small demo models."""
     if not machine.gpus or (spec.gpu is None and (spec.model or "").startswith(catalog.DEMO_PREFIX)):

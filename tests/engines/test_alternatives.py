@@ -4,10 +4,10 @@ from dataclasses import replace
 import pytest
 
 from engines import alternatives
-from engines.alternatives import Change, changes, fits
+from engines.alternatives import Change, changes
 from engines.choice import machine_of, pair_specs, propose, table
 from engines.hardware import Gpu, imagined
-from engines.plan import arrange
+from engines.plan import arrange, fits
 from engines.spec import EngineSpec
 
 SMALL = ("Qwen/Qwen2.5-7B-Instruct", "Qwen/Qwen2.5-7B-Instruct-AWQ")
