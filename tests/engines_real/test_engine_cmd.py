@@ -18,7 +18,8 @@ from tests.engines_real.pair import MODEL, Pair, until
 
 pytestmark = pytest.mark.engines
 STREAMS = 8
-STREAMED = 100
+# Long enough that all still run when the command has started, on a machine of any speed.
+STREAMED = 800
 RESTART_SECONDS = 600
 
 
@@ -56,7 +57,7 @@ def restart(pair: Pair) -> Restart:
         restarting = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
         )
-        until("it is ended", lambda: pair.state("fast").pid != before.pid, 120)
+        until("it is ended", lambda: pair.state("fast").pid != before.pid, RESTART_SECONDS)
         with pair.client() as client:
             meanwhile = client.post("/v1/chat/completions", json=chat(model=f"{MODEL}:fast"))
         said, _ = restarting.communicate(timeout=RESTART_SECONDS)
