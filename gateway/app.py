@@ -173,6 +173,7 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         await asyncio.gather(*tasks, return_exceptions=True)
         for upstream in gateway.upstreams.values():
             upstream.pool.close()
+        gateway.reader.close()
         if gateway.counter is not None:
             gateway.counter.close()
         if gateway.decisions is not None:

@@ -19,7 +19,6 @@ from gateway import placement
 from gateway.asked import explained
 from gateway.dialects import ENDPOINTS, Endpoint, make_facts
 from gateway.dialects.base import Request
-from gateway.dialects.body import Body
 from gateway.dispatch import Build, Dispatch
 from gateway.errors import (
     ClientGone,
@@ -42,6 +41,7 @@ from gateway.errors import (
 from gateway.identity import Tenant, presented_key
 from gateway.limits import NO_PLAN, Ask, Lease, claim
 from gateway.placement import Past
+from gateway.reading import AT_ONCE, parse
 from gateway.relay import replies
 from gateway.relay.client import Client, Head
 from gateway.relay.forward import Beat, Forward
@@ -215,7 +215,9 @@ class Exchange:
         kind = client.fields.get(b"content-type")
         if kind not in (None, PLAIN_JSON) and not JSON_TYPE.fullmatch(kind):
             raise WrongMediaType("the body must be JSON: send content-type: application/json")
-        self._request = request = self._endpoint.dialect.parse(Body(raw), bounds)
+        dialect, reader = self._endpoint.dialect, self._gateway.reader
+        read = parse(dialect, raw, bounds) if len(raw) <= AT_ONCE else await reader.read(dialect, raw, bounds)
+        self._request = request = read
         self.record.stream = request.stream
         if request.previous_response_id is not None:
             found = self._gateway.stored.find(request.previous_response_id)

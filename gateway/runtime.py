@@ -14,6 +14,7 @@ from gateway.config import Config
 from gateway.identity import Keyring
 from gateway.limits import Store
 from gateway.limits.waiting import SlotLines, TierLines
+from gateway.reading import Reader
 from gateway.relay.upstream import Limits, Pool, RequestHead
 from gateway.shadow import Candidate
 from gateway.telemetry.decisions import Decisions
@@ -127,6 +128,7 @@ class Gateway:
     stamps: Stamps = field(default_factory=dict)
     names: dict[str, str | None] = field(default_factory=dict)
     recent: Recent = field(default_factory=Recent)
+    reader: Reader = field(default_factory=Reader)
 
     history: History = field(init=False)
     slots: SlotLines = field(init=False)

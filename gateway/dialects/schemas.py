@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from graphlib import CycleError, TopologicalSorter
+from threading import Lock
 from typing import Any
 from urllib.parse import unquote
 
@@ -66,6 +67,8 @@ class Checked:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], None] = {}
+        # Large bodies are read in a thread of their own.
+        self._lock = Lock()
 
     def once(self, how: str, raw: bytes, check: Callable[[], None]) -> None:
         """Call `check`, unless it found nothing in the same bytes, `how` being the same."""
@@ -73,9 +76,10 @@ class Checked:
         if key in self._seen:
             return
         check()
-        if len(self._seen) >= _KEPT:
-            self._seen.pop(next(iter(self._seen)))
-        self._seen[key] = None
+        with self._lock:
+            if len(self._seen) >= _KEPT:
+                self._seen.pop(next(iter(self._seen)))
+            self._seen[key] = None
 
 
 class Checker:
