@@ -136,6 +136,11 @@ class AccessLog:
         """Lines that were lost."""
         return self._overflown + self._unwritten
 
+    @property
+    def waiting(self) -> int:
+        """Lines that are still to be written."""
+        return len(self._queue)
+
     def start(self) -> None:
         self._thread.start()
 
