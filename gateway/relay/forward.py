@@ -11,13 +11,15 @@ import msgspec
 from gateway.errors import EngineBroke, GatewayError
 from gateway.relay import replies
 from gateway.relay.client import Client, Head
-from gateway.relay.http1 import Request
+from gateway.relay.http1 import CHUNK_STARTS, Request
 from gateway.relay.sse import Tap, Usage
-from gateway.relay.upstream import Connection, LostLate, Sink, TimedOut
+from gateway.relay.upstream import Connection, Lane, LostLate, Sink, TimedOut
 
 JSON_HELD = 8 << 20
 ERROR_HELD = 1 << 20
 EVENTS = b"text/event-stream"
+CHUNK_OF_EVENTS = b"\n\n\r\n"
+"""How a chunk ends that holds whole events."""
 
 Beat = Callable[[], None]
 """Called whenever whole events of a stream go to the client: it is on the path of every token."""
@@ -125,6 +127,7 @@ class Forward:
     async def _stream(self, content_type: bytes, tap: Tap) -> None:
         client, connection = self._client, self._connection
         pour: Sink | None = None
+        lane: Lane | None = None
         direct = client if isinstance(client, Request) else None
         while True:
             if direct is not None:
@@ -147,8 +150,9 @@ class Forward:
                     return
             connection.check()
             if client.started and direct is not None:
-                pour = pour or partial(self._pour, direct, tap)
-                await connection.flow(pour)
+                if pour is None:
+                    pour, lane = partial(self._pour, direct, tap), self._lane(direct, tap)
+                await connection.flow(pour, lane)
             else:
                 await connection.wait()
 
@@ -156,6 +160,32 @@ class Forward:
         """Bytes of a stream under way, from one socket to the other; false where the client is slow."""
         client.write(self._feed(tap, data))
         return not client.paused
+
+    def _lane(self, client: Request, tap: Tap) -> Lane | None:
+        """The way of most tokens: a chunk that holds whole events goes on as it came, framing and all.
+
+        One function without helpers, since each token of each stream goes through it.
+        """
+        if not client.in_chunks:
+            return None
+        connection, beat, longest = self._connection, self._beat, len(CHUNK_STARTS)
+
+        def lane(data: bytes) -> bool:
+            size = len(data)
+            if (
+                size >= longest
+                or not data.startswith(CHUNK_STARTS[size])
+                or not data.endswith(CHUNK_OF_EVENTS)
+                or not tap.passes(data)
+            ):
+                return False
+            beat()
+            client.write_chunk(data)
+            if client.paused:
+                connection.stop_flow()
+            return True
+
+        return lane
 
     def _feed(self, tap: Tap, data: bytes) -> bytes:
         data = tap.feed(data)

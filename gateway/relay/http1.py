@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
+import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -39,6 +40,13 @@ STATUS_LINES = {
     for phrase in [http.HTTPStatus(status).phrase if status in set(http.HTTPStatus) else "Status"]
 }
 LAST_CHUNK = b"0\r\n\r\n"
+CHUNK_FRAME = len(b"\r\n\r\n")
+# By the length of a whole chunk, how it begins; nothing begins as the empty tuple does.
+CHUNK_STARTS: list[bytes | tuple[bytes, ...]] = [()] * 4096
+for _size in range(1, len(CHUNK_STARTS)):
+    _length = len(b"%x" % _size) + CHUNK_FRAME + _size
+    if _length < len(CHUNK_STARTS):
+        CHUNK_STARTS[_length] = b"%x\r\n" % _size
 TOO_LARGE = "the request's head is larger than 64 KiB"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 ERROR = '{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
@@ -172,6 +180,16 @@ class Request(Client):
         if not self.gone and data:
             self._connection.write(self._framed(data))
 
+    @property
+    def in_chunks(self) -> bool:
+        """Whether what goes out next is a chunk and nothing else."""
+        return not self._http10 and not self._head
+
+    def write_chunk(self, chunk: bytes) -> None:
+        """The same with its framing, of a reply that is `in_chunks`."""
+        if not self.gone:
+            self._connection.write_now(chunk)
+
     def _framed(self, data: bytes) -> bytes:
         if self._head:
             head, self._head = self._head, b""
@@ -235,6 +253,7 @@ class Connection(asyncio.Protocol):
         self.loop = _loop or asyncio.get_running_loop()
         self._parser = self._new_parser()
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._socket = -1
         self._url = b""
         self._headers: Headers = []
         self._fed = 0
@@ -262,6 +281,8 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        self._socket = -1 if sock is None else sock.fileno()
         self._state.connections.add(self)  # type: ignore[arg-type]
         self._idle_timer = self.loop.call_later(self._idle_seconds, self._on_idle)
 
@@ -454,6 +475,17 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         self.transport.write(data)
+
+    def write_now(self, data: bytes) -> None:
+        """`write` without the transport's queue, where nothing waits there: it would cost a token as much as
+        all else that is done for it."""
+        transport = self.transport
+        if transport.get_write_buffer_size() == 0 and not transport.is_closing():
+            # What the socket does not take, and whatever it has against it, is the transport's business.
+            with contextlib.suppress(OSError):
+                data = data[os.write(self._socket, data) :]
+        if data:
+            transport.write(data)
 
     async def drain(self) -> None:
         """Until the client has taken most of what was written, or is gone."""

@@ -96,6 +96,13 @@ class Tap:
         self.torn = False
         return self._whole(data)
 
+    def passes(self, data: bytes) -> bool:
+        """Whether whole events may go on as they are, none being held; they are counted where they may."""
+        if self._held or self.torn or USAGE_KEY in data:
+            return False
+        self.tokens += data.count(self._marker)
+        return True
+
     def _whole(self, data: bytes) -> bytes:
         self.tokens += data.count(self._marker)
         if USAGE_KEY in data:

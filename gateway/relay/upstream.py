@@ -79,6 +79,8 @@ class Limits:
 
 Sink = Callable[[bytes], bool]
 """Takes body bytes where they arrive, without waking the request; false: stop, and wake it."""
+Lane = Callable[[bytes], bool]
+"""Takes bytes of the connection that may be one whole chunk, its framing included; false: it did not."""
 
 
 class Deadlines:
@@ -141,6 +143,8 @@ class Connection(asyncio.Protocol):
         self._dirty = False
         self._keep_alive = False
         self._sink: Sink | None = None
+        self._lane: Lane | None = None
+        self._between_chunks = False
         self.pool: Pool | None = None
         self.idle_since = 0.0
         self.reused = False
@@ -174,6 +178,10 @@ class Connection(asyncio.Protocol):
             self.complete = True
 
     def data_received(self, data: bytes) -> None:
+        # A whole chunk leaves the parser between two chunks, as it was: it need not see it.
+        if self._between_chunks and self._lane is not None and self._lane(data):
+            self._active_at = self.now()
+            return
         if self.pool is not None:
             # Nothing was asked: whatever this is, the connection is out of step.
             self._transport.abort()
@@ -186,6 +194,8 @@ class Connection(asyncio.Protocol):
             self._fail("it switched to another protocol, which nobody asked for")
         except httptools.HttpParserError as exc:
             self._fail(f"not HTTP: {exc}")
+        if self._between_chunks and not data.endswith(b"\n"):
+            self._between_chunks = False  # the next chunk's size has begun
         if not self.headed:
             self._head_size += len(data)
             if self._head_size > HEAD_LIMIT:
@@ -193,7 +203,7 @@ class Connection(asyncio.Protocol):
         if self._sink is not None and self._chunks and not self.complete:
             if self._sink(self.take()):
                 return
-            self._sink = None
+            self._sink = self._lane = None
         if self._size > HIGH_WATER and not self._paused and not self.lost:
             self._paused = True
             self._transport.pause_reading()
@@ -219,7 +229,14 @@ class Connection(asyncio.Protocol):
         self._chunks.append(body)
         self._size += len(body)
 
+    def on_chunk_header(self) -> None:
+        self._between_chunks = False
+
+    def on_chunk_complete(self) -> None:
+        self._between_chunks = True
+
     def on_message_complete(self) -> None:
+        self._between_chunks = False
         if self._skip:
             self._skip = False
             self.headers = []
@@ -245,14 +262,19 @@ class Connection(asyncio.Protocol):
         self._transport.write(request)
         self._deadlines.add(self, now + limits.soonest)
 
-    async def flow(self, sink: Sink) -> None:
-        """Hand body bytes to `sink` as they arrive; returns when it has had enough, and at the end, a loss or
-        a timeout. What came last may be left to `take`."""
-        self._sink = sink
+    async def flow(self, sink: Sink, lane: Lane | None) -> None:
+        """Hand body bytes to `sink` as they arrive, or to `lane` as they came; returns when either has had
+        enough, and at the end, a loss or a timeout. What came last may be left to `take`."""
+        self._sink, self._lane = sink, lane
         try:
             await self.wait()
         finally:
-            self._sink = None
+            self._sink = self._lane = None
+
+    def stop_flow(self) -> None:
+        """Have `flow` return, for a lane that has had enough."""
+        self._sink = self._lane = None
+        self._wake()
 
     async def wait(self) -> None:
         """Until something is at hand: bytes, the end, a loss or a timeout."""
@@ -308,7 +330,7 @@ class Connection(asyncio.Protocol):
     def reset(self) -> None:
         self._chunks = []
         self._size = self._head_size = 0
-        self._dirty = self._skip = self._keep_alive = False
+        self._dirty = self._skip = self._keep_alive = self._between_chunks = False
         self.started = self.headed = self.complete = self.flowing = False
         self.timed_out = None
         self.status = 0

@@ -60,6 +60,10 @@ class CopyingTap(Tap):
         self._copy.add(data)
         return data
 
+    def passes(self, data: bytes) -> bool:
+        """False: `data` has a chunk's framing, which is no part of what is kept."""
+        return False
+
     def finish(self) -> bytes:
         data = super().finish()
         self._copy.add(data)
