@@ -36,7 +36,19 @@ LAST_PORT = 65535
 OF_THE_POLICY = ("shadow", "rollout")
 MIN_LOG = 64 << 10
 MAX_LOGS = 500
-AT_LEAST_ONE = ("body", "depth", "nodes", "n", "prompts", "schema", "tools", "inputs", "pattern", "read")
+AT_LEAST_ONE = (
+    "requests",
+    "body",
+    "depth",
+    "nodes",
+    "n",
+    "prompts",
+    "schema",
+    "tools",
+    "inputs",
+    "pattern",
+    "read",
+)
 AT_LEAST_NONE = ("stop", "logprobs", "bad_words", "token_ids", "logit_bias")
 # A host name of two labels or more, the last of which begins with a letter: no IP literal of any spelling.
 HOST = r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -129,6 +141,8 @@ class Retries(Part, frozen=True):
 
 
 class Bounds(Part, frozen=True):
+    requests: int = 4096
+    memory: Bytes = Bytes(256 << 20)
     body: Bytes = Bytes(10 << 20)
     depth: int = 64
     nodes: int = 200_000
@@ -612,6 +626,8 @@ class _Checks:
             },
         }
         found = [self._at(path, "must be larger") for path, value in low.items() if value < 1]
+        if file.bounds.memory < file.bounds.body:
+            found.append(self._at(("bounds", "memory"), "at least bounds.body: the largest body must fit"))
         for index, host in enumerate(file.bounds.fetch):
             if not FETCH.fullmatch(host):
                 message = "a host's name in lower case: images.example.com, *.example.com, or * for any"

@@ -17,6 +17,7 @@
         ├── InternalFault        500
         ├── EngineBroke          502
         ├── NothingReady         503
+        ├── Overloaded           503
         ├── LimitsUnavailable    503
         └── EngineTimeout        504
 
@@ -156,6 +157,13 @@ class EngineBroke(ServiceError):
 class NothingReady(ServiceError):
     status = 503
     code = "no_engine_ready"
+
+
+class Overloaded(ServiceError):
+    """This process has no room for the request: another may, or the same a moment later."""
+
+    status = 503
+    code = "overloaded"
 
 
 class LimitsUnavailable(ServiceError):

@@ -32,6 +32,7 @@ from gateway.errors import (
     MethodNotAllowed,
     ModelNotFound,
     NothingReady,
+    Overloaded,
     RequestError,
     RouteNotFound,
     SlotsTaken,
@@ -74,6 +75,7 @@ OUTCOMES: tuple[tuple[type[GatewayError], Outcome], ...] = (
     (LimitExceeded, "limited"),
     (NothingReady, "unavailable"),
     (LimitsUnavailable, "unavailable"),
+    (Overloaded, "unavailable"),
     (EngineTimeout, "timeout"),
     (EngineBroke, "engine_error"),
     (RequestError, "client_error"),
@@ -92,6 +94,7 @@ class Exchange:
         "_facts",
         "_forward",
         "_gateway",
+        "_held",
         "_holder",
         "_id_line",
         "_lease",
@@ -125,6 +128,8 @@ class Exchange:
         self._forward: Forward | None = None
         self._prompt = 0
         self._read_at = 0.0
+        # Bytes of its body that are counted in `gateway.load`, None before it is.
+        self._held: int | None = None
 
     async def run(self) -> None:
         try:
@@ -163,6 +168,7 @@ class Exchange:
         if gateway.draining:
             client.close_after()
             raise NothingReady("the gateway is shutting down", retry_after=1)
+        self._enter()
         if endpoint.kind == "stored":
             await self._relay_stored(path)
             return
@@ -206,11 +212,25 @@ class Exchange:
 
     # read
 
+    def _enter(self) -> None:
+        """Refuse at once what this process has no room for, before its body is read."""
+        gateway, fields = self._gateway, self._client.fields
+        bounds, declared = gateway.config.bounds, fields.get(b"content-length")
+        if declared is not None and declared.isdigit():
+            size = min(int(declared), bounds.body)
+        else:
+            size = bounds.body if b"transfer-encoding" in fields else 0
+        gateway.load.enter(size, bounds)
+        self._held = size
+
     async def _read(self) -> None:
         client = self._client
         bounds = self._gateway.config.bounds
         raw = await client.body(bounds.body, bounds.read)
         client.watch()
+        if self._held is not None and self._held != len(raw):
+            self._gateway.load.bytes += len(raw) - self._held
+            self._held = len(raw)
         self._read_at = self._gateway.clock()
         kind = client.fields.get(b"content-type")
         if kind not in (None, PLAIN_JSON) and not JSON_TYPE.fullmatch(kind):
@@ -565,6 +585,8 @@ class Exchange:
             record.usage = forward.usage if forward.tap is None else forward.tap.usage
         if self._lease is not None:
             self._settle(self._lease)
+        if self._held is not None:
+            gateway.load.leave(self._held)
         record.ended = gateway.clock()
         if record.route not in PROBES:
             gateway.metrics.count(record)

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from engines.fleet import Fleet
 from engines.spec import EngineSpec
-from gateway.config import Config
+from gateway.config import Bounds, Config
+from gateway.errors import Overloaded
 from gateway.identity import Keyring
 from gateway.limits import Store
 from gateway.limits.waiting import SlotLines, TierLines
-from gateway.reading import Reader
+from gateway.reading import AT_ONCE, Reader
 from gateway.relay.upstream import Limits, Pool, RequestHead
 from gateway.shadow import Candidate
 from gateway.telemetry.decisions import Decisions
@@ -99,6 +100,28 @@ class StoredReplies:
 
 
 @dataclass(slots=True)
+class Load:
+    """What the requests of this process hold together: how many they are, and the bytes of their bodies."""
+
+    requests: int = 0
+    bytes: int = 0
+
+    def enter(self, size: int, bounds: Bounds) -> None:
+        """Count one in, whose body has `size` bytes at most. Raises Overloaded where there is no room; small
+        bodies have theirs by the number of requests."""
+        if self.requests >= bounds.requests:
+            raise Overloaded(f"{self.requests} requests run already (bounds.requests)", retry_after=1)
+        if size > AT_ONCE and self.bytes + size > bounds.memory:
+            raise Overloaded("too many large bodies are held already (bounds.memory)", retry_after=1)
+        self.requests += 1
+        self.bytes += size
+
+    def leave(self, size: int) -> None:
+        self.requests -= 1
+        self.bytes -= size
+
+
+@dataclass(slots=True)
 class Gateway:
     """`clock` is monotonic and `wall` Unix time, both in seconds; `rand` draws ids. `prompts` says how the
     length of prompts is measured, where nothing counts them. `sockets` is the folder of hosted engines'
@@ -129,6 +152,7 @@ class Gateway:
     names: dict[str, str | None] = field(default_factory=dict)
     recent: Recent = field(default_factory=Recent)
     reader: Reader = field(default_factory=Reader)
+    load: Load = field(default_factory=Load)
 
     history: History = field(init=False)
     slots: SlotLines = field(init=False)

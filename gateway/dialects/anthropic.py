@@ -19,7 +19,14 @@ from gateway.dialects.base import (
 )
 from gateway.dialects.body import Body, Fields
 from gateway.dialects.bounds import check_said
-from gateway.errors import ANTHROPIC_OVERLOADED, ANTHROPIC_TYPES, GatewayError, InvalidRequest, NothingReady
+from gateway.errors import (
+    ANTHROPIC_OVERLOADED,
+    ANTHROPIC_TYPES,
+    GatewayError,
+    InvalidRequest,
+    NothingReady,
+    Overloaded,
+)
 from gateway.relay.sse import Usage
 
 
@@ -111,7 +118,8 @@ class AnthropicMessages(Dialect):
         return Usage(prompt, number(usage.output_tokens), cached)
 
     def error_body(self, error: GatewayError, request_id: str) -> tuple[int, bytes]:
-        status = ANTHROPIC_OVERLOADED if isinstance(error, NothingReady) else error.http_status
+        busy = isinstance(error, NothingReady | Overloaded)
+        status = ANTHROPIC_OVERLOADED if busy else error.http_status
         return status, msgspec.json.encode({**_shape(error), "request_id": request_id})
 
     def error_event(self, error: GatewayError) -> bytes:

@@ -64,7 +64,8 @@ class Served:
     @property
     def clean(self) -> bool:
         """Whether no request has left anything behind."""
-        return not (self.lent or self.in_flight or self.leases)
+        load = self.gateway.load
+        return not (self.lent or self.in_flight or self.leases or load.requests or load.bytes)
 
 
 def deployment(tiers: Tiers, /, **settings: Any) -> dict[str, Any]:
