@@ -40,7 +40,7 @@ def _way_out(kind: str) -> str:
 
 def _refused(folder: Path, args: Sequence[str]) -> Iterator[tuple[Allowed, str]]:
     for path in _files(folder):
-        name = path.name if path == folder else path.relative_to(folder).as_posix()
+        name = path.relative_to(folder).as_posix() if folder.is_dir() else path.name
         if path.suffix.lower() in _PICKLES:
             yield "pickle", f"{name} can run code when it is opened: convert it to safetensors, or remove it"
         elif path.suffix.lower() in _CODE:
@@ -58,7 +58,9 @@ def _refused(folder: Path, args: Sequence[str]) -> Iterator[tuple[Allowed, str]]
 
 
 def _files(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.rglob("*")) if path.is_file()] if folder.is_dir() else [folder]
+    if folder.is_dir():
+        return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return gguf.parts(folder)
 
 
 def _names_code(path: Path) -> bool:
@@ -93,10 +95,11 @@ def _templates(folder: Path, args: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _broken(folder: Path) -> Iterator[str]:
     for path in _files(folder):
-        if path.suffix not in _WEIGHTS:
-            continue
+        suffix = path.suffix.lower()
+        if folder.is_dir() and suffix not in _WEIGHTS:
+            continue  # a file that is the model itself is a GGUF file, whatever its name
         try:
-            (checkpoint.header if path.suffix == ".safetensors" else gguf.read)(path)
+            (checkpoint.header if suffix == ".safetensors" else gguf.read)(path)
         except (checkpoint.CheckpointError, gguf.GGUFError) as error:
             yield str(error)
     if folder.is_dir():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,10 +23,13 @@ MAX_STRING = 64 << 20
 MAX_ITEMS = 16 << 20
 MAX_DEPTH = 4
 MAX_DIMENSIONS = 4
+MAX_LENGTH = 1 << 48
+"""Of one dimension. Engines multiply them in 64 bits."""
 DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
 TEMPLATE = "tokenizer.chat_template"
 ARCHITECTURE = "general.architecture"
+_SPLIT = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
@@ -66,6 +70,9 @@ BLOCKS: Mapping[int, tuple[int, int]] = MappingProxyType(
         34: (256, 54),  # TQ1_0
         35: (256, 66),  # TQ2_0
         39: (32, 17),  # MXFP4
+        40: (64, 36),  # NVFP4
+        41: (128, 18),  # Q1_0
+        42: (64, 18),  # Q2_0
     }
 )
 
@@ -91,6 +98,15 @@ class Header:
             if isinstance(value, str) and (key == TEMPLATE or key.startswith(f"{TEMPLATE}.")):
                 found[key.removeprefix(TEMPLATE).removeprefix(".") or "default"] = value
         return found
+
+
+def parts(path: Path) -> list[Path]:
+    """The files of a model that is named by one of them: those of a split model are opened together."""
+    split = _SPLIT.fullmatch(path.name)
+    if split is None:
+        return [path]
+    count = int(split[2])
+    return [path.with_name(f"{split[1]}-{at:05}-of-{count:05}.gguf") for at in range(1, count + 1)]
 
 
 def read(path: Path) -> Header:
@@ -140,7 +156,7 @@ class _Reader:
 
     def _tensors(self, count: int, fields: Mapping[str, str | int | float]) -> dict[str, int]:
         alignment = fields.get("general.alignment", DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or not 8 <= alignment <= MAX_ALIGNMENT or alignment % 8:
+        if not isinstance(alignment, int) or not 8 <= alignment <= MAX_ALIGNMENT or alignment.bit_count() > 1:
             raise _Wrong(f"general.alignment is {alignment!r}")
         places = [self._tensor() for _ in range(count)]
         start = -(-self._at // alignment) * alignment
@@ -165,6 +181,8 @@ class _Reader:
         if not 1 <= dimensions <= MAX_DIMENSIONS:
             raise _Wrong(f"the tensor `{name}` has {dimensions} dimensions")
         shape = [self._scalar("Q") for _ in range(dimensions)]
+        if max(shape) > MAX_LENGTH:
+            raise _Wrong(f"the tensor `{name}` has a dimension of {max(shape):,}")
         kind, offset = self._scalar("I"), self._scalar("Q")
         if kind not in BLOCKS:
             raise _Wrong(f"the tensor `{name}` has the unknown type {kind}")

@@ -12,19 +12,20 @@ from collections.abc import Awaitable, Callable, Sequence
 from engines.fleet import Engine, Fleet
 from engines.health import Schedule, Watch
 from engines.launch import client
-from engines.spec import EngineSpec
+from engines.spec import EngineSpec, bearer
 
 Kill = Callable[[str, str], None]
 """(engine, why): end it at once, so that it is started again."""
 
 
 async def fetch(spec: EngineSpec, path: str, seconds: float) -> tuple[int, bytes]:
-    """(status, body) of a GET. Raises OSError or TimeoutError where there is no answer in `seconds`."""
+    """(status, body) of a GET, which shows the engine's key: llama-server tells no figures without. Raises
+    OSError or TimeoutError where there is no answer in `seconds`."""
     import httpx2
 
     try:
         async with asyncio.timeout(seconds), client(spec.url) as asking:
-            reply = await asking.get(path, timeout=seconds)
+            reply = await asking.get(path, headers=bearer(spec.api_key), timeout=seconds)
             return reply.status_code, reply.content
     except httpx2.TimeoutException as error:
         raise TimeoutError(f"{path}: {type(error).__name__}") from None

@@ -11,11 +11,11 @@ import asyncio
 import hashlib
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines import contents, manifest, signing
+from engines import contents, gguf, manifest, signing
 
 _GIT, _LFS = 40, 64
 _HEX = re.compile(r"[0-9a-f]+")
@@ -69,7 +69,7 @@ class Checker:
         """Raises IntegrityError, and StoppedError soon after `stop` is set."""
         try:
             self._model.stat()
-            stamp = _stamp(self._folder)
+            stamp = _stamp(self._opened())
             problems = [] if stamp == self._passed else list(self._problems(stop))
         except OSError as error:
             raise IntegrityError(
@@ -78,6 +78,12 @@ class Checker:
         self._passed = None if problems else stamp
         if problems:
             raise IntegrityError(problems)
+
+    def _opened(self) -> list[Path]:
+        """What the engine opens, or a manifest tells of: of a GGUF file's folder without one, that file."""
+        if self._model.is_dir() or (self._folder / manifest.NAME).exists():
+            return sorted(self._folder.rglob("*"))
+        return gguf.parts(self._model)
 
     def _problems(self, stop: threading.Event | None) -> Iterator[str]:
         expected = self._expected
@@ -97,7 +103,7 @@ class Checker:
             if wanted or expected.manifest_required:
                 yield f"{folder} has no {manifest.NAME}: `dualgauge models manifest {folder}` writes one"
             else:
-                yield from _cache_problems(folder, stop)
+                yield from _cache_problems(folder, self._opened(), stop)
             return
         if wanted is not None and found != wanted:
             whose = "the configuration pins" if expected.pinned else "it had when it was started first"
@@ -111,11 +117,11 @@ class Checker:
             self._digest = self._digest or found
 
 
-def _cache_problems(folder: Path, stop: threading.Event | None) -> Iterator[str]:
+def _cache_problems(folder: Path, paths: Sequence[Path], stop: threading.Event | None) -> Iterator[str]:
     """In the hub's cache, links lead to files that are named by their own hash: sha256 for large ones, else
     that of git (https://git-scm.com/book/en/v2/Git-Internals-Git-Objects)."""
     blobs = folder.parent.parent / "blobs"
-    for path in sorted(folder.rglob("*")):
+    for path in paths:
         if not path.is_symlink():
             continue
         name = path.relative_to(folder).as_posix()
@@ -132,10 +138,10 @@ def _cache_problems(folder: Path, stop: threading.Event | None) -> Iterator[str]
                 yield f"{name} is not what was downloaded: its hash is {actual}, not {blob.name}"
 
 
-def _stamp(folder: Path) -> tuple[object, ...]:
-    """Changes with any change of a file below the folder; the target of a link counts as the file."""
+def _stamp(paths: Sequence[Path]) -> tuple[object, ...]:
+    """Changes with any change of one of these files; the target of a link counts as the file."""
     found: list[object] = []
-    for path in sorted(folder.rglob("*")):
+    for path in paths:
         at = path.stat()
         found.append((str(path), at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns))
     return tuple(found)

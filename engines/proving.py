@@ -8,15 +8,16 @@ engine knows: the template that it chose, the longest request that it can hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines import canary, launch, parity
 from engines.hardware import GIB, gib
 from engines.launch import ProbeError, Proof
-from engines.parity import Traits
+from engines.parity import NOTHING, Allowance, Traits
 from engines.plan import Placement
 from engines.spec import EngineSpec, bearer
 
@@ -57,8 +58,8 @@ class CacheSize:
 class Prover:
     """Proves the engines of one deployment: each must count tokens as another one does that was proven."""
 
-    def __init__(self, allowed: Collection[str] = ()) -> None:
-        self._allowed = frozenset(allowed)
+    def __init__(self, allowed: Allowance = NOTHING) -> None:
+        self._allowed = allowed
         self._proven: dict[str, Traits] = {}
 
     async def prove(
@@ -76,7 +77,7 @@ class Prover:
             return ()
         other = next(((known, traits) for known, traits in self._proven.items() if known != name), None)
         differences = [] if other is None else list(parity.differences(*other, name, found))
-        refused = [difference for difference in differences if difference.aspect not in self._allowed]
+        refused = [difference for difference in differences if not self._allowed.covers(difference)]
         if refused:
             raise ProbeError(parity.explain(refused))
         self._proven[name] = found
@@ -88,7 +89,7 @@ async def check_answers(client: httpx2.AsyncClient, spec: EngineSpec) -> None:
 
     async def ask(prompt: str, tokens: int) -> str | None:
         body = {"model": spec.served_model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        status, reply = await _post(client, spec, "/v1/completions", body)
+        status, reply = await _ask(client, spec, "/v1/completions", body)
         if status == 404:
             return None
         try:
@@ -103,17 +104,34 @@ async def check_answers(client: httpx2.AsyncClient, spec: EngineSpec) -> None:
 
 async def count(client: httpx2.AsyncClient, spec: EngineSpec) -> Traits:
     """How the engine tokenizes a text and a conversation, and its longest request; None for what it does not
-    tell. vLLM reads `prompt`, llama.cpp `content`."""
-    text = {"model": spec.served_model, "prompt": TEXT, "content": TEXT}
+    tell."""
+    return await (_count_llamacpp if spec.kind == "llama.cpp" else _count_vllm)(client, spec)
+
+
+async def _count_vllm(client: httpx2.AsyncClient, spec: EngineSpec) -> Traits:
+    text = await _answer(client, spec, "/tokenize", {"model": spec.served_model, "prompt": TEXT})
     chat = {"model": spec.served_model, "messages": CHAT, "add_generation_prompt": True}
-    found: list[Any] = []
-    for body in (text, chat):
-        status, reply = await _post(client, spec, "/tokenize", body)
-        found.append(reply if status == 200 and isinstance(reply, dict) and reply.get("tokens") else {})
-    length = found[0].get("max_model_len")
+    conversation = await _answer(client, spec, "/tokenize", chat)
+    return _traits(text.get("tokens"), conversation.get("tokens"), text.get("max_model_len"))
+
+
+async def _count_llamacpp(client: httpx2.AsyncClient, spec: EngineSpec) -> Traits:
+    """llama-server writes a conversation as a text, and adds what begins a text when it tokenizes that."""
+    text = await _answer(client, spec, "/tokenize", {"content": TEXT, "add_special": True})
+    written = await _answer(client, spec, "/apply-template", {"messages": CHAT})
+    conversation: Mapping[str, Any] = {}
+    if written.get("prompt"):
+        asked = {"content": written["prompt"], "add_special": True}
+        conversation = await _answer(client, spec, "/tokenize", asked)
+    slot = (await _answer(client, spec, "/props")).get("default_generation_settings")
+    length = slot.get("n_ctx") if isinstance(slot, dict) else None
+    return _traits(text.get("tokens"), conversation.get("tokens"), length)
+
+
+def _traits(text: Any, conversation: Any, length: Any) -> Traits:
     return {
-        "tokenizer": _known("token ids of a text", found[0].get("tokens")),
-        "chat_template": _known("token ids of a conversation", found[1].get("tokens")),
+        "tokenizer": _known("token ids of a text", text or None),
+        "chat_template": _known("token ids of a conversation", conversation or None),
         "max_length": _known("tokens", length),
     }
 
@@ -122,19 +140,28 @@ def _known(name: str, value: Any) -> Mapping[str, Any] | None:
     return None if value is None else {name: value}
 
 
-async def _post(
-    client: httpx2.AsyncClient, spec: EngineSpec, path: str, body: Mapping[str, Any]
+async def _answer(
+    client: httpx2.AsyncClient, spec: EngineSpec, path: str, body: Mapping[str, Any] | None = None
+) -> Mapping[str, Any]:
+    """Its answer, a GET's without a body; empty where it has none to give. Raises ProbeError."""
+    status, reply = await _ask(client, spec, path, body)
+    return reply if status == 200 and isinstance(reply, dict) else {}
+
+
+async def _ask(
+    client: httpx2.AsyncClient, spec: EngineSpec, path: str, body: Mapping[str, Any] | None
 ) -> tuple[int, Any]:
     """Status and JSON body. Raises ProbeError where there is no answer."""
     import httpx2
 
-    headers = bearer(spec.api_key)
+    method = "GET" if body is None else "POST"
+    ask = partial(client.request, method, path, json=body, headers=bearer(spec.api_key), timeout=ASK_SECONDS)
     try:
         try:
-            reply = await client.post(path, json=body, headers=headers, timeout=ASK_SECONDS)
+            reply = await ask()
         except httpx2.RemoteProtocolError:
             # A slow machine lets the client's kept connection grow older than the engine keeps it.
-            reply = await client.post(path, json=body, headers=headers, timeout=ASK_SECONDS)
+            reply = await ask()
     except httpx2.HTTPError as error:
         raise ProbeError(f"{path} got no answer: {type(error).__name__} {error}".strip()) from None
     try:

@@ -21,7 +21,8 @@ from engines import hosted
 from engines.address import Address
 from engines.contents import Allowed
 from engines.flags import has_option
-from engines.parity import Aspect
+from engines.llamacpp import OTHER_MODEL
+from engines.parity import Allowance, Aspect
 from engines.sleeping import FLAG as SLEEP_MODE
 from engines.spec import EngineSpec, Kind, Timeouts
 from policies import units
@@ -54,7 +55,7 @@ AT_LEAST_NONE = ("stop", "logprobs", "bad_words", "token_ids", "logit_bias")
 HOST = r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
 FETCH = re.compile(rf"\*|(?:\*\.)?{HOST}")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
-MANIFEST = re.compile(r"sha256:[0-9a-f]{64}")
+SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 STORE = re.compile(r"rediss?(\+sentinel|\+cluster)?|unix")
 OTLP = re.compile(r"(https?|grpcs?)://[^/]")
 OTLP_GRPC_PORT = 4317
@@ -184,6 +185,11 @@ class LogsPart(Part, frozen=True):
 
 class ParityPart(Part, frozen=True):
     allow: tuple[Aspect, ...] = ()
+    accept: tuple[str, ...] = ()
+
+    @property
+    def allowance(self) -> Allowance:
+        return Allowance(frozenset(self.allow), frozenset(self.accept))
 
 
 class SwapPart(Part, frozen=True):
@@ -577,6 +583,10 @@ class _Checks:
             message = "there are no traces to put them into: name a collector, `otlp: http://127.0.0.1:4318`"
             found.append(self._at(("telemetry", "capture_content"), message))
         found.extend(self._figures())
+        for index, digest in enumerate(file.parity.accept):
+            if not SHA256.fullmatch(digest):
+                message = "the hash of a difference, as `dualgauge up` prints it when it refuses it: sha256:…"
+                found.append(self._at(("parity", "accept", index), message))
         if file.swap is not None:
             found.extend(self._swap(file.swap))
         for index, engine in enumerate(file.engines):
@@ -676,7 +686,9 @@ class _Checks:
             if port in (file.listen.port, file.admin.port):
                 found.append(self._at((*at, "port"), f"port {port} is the gateway's own"))
             others = [
-                e.port or FIRST_ENGINE_PORT + i for i, e in enumerate(file.engines[:index]) if e.url is None
+                e.port or FIRST_ENGINE_PORT + i
+                for i, e in enumerate(file.engines[:index])
+                if e.url is None and e.kind != "hosted"
             ]
             if port in others:
                 found.append(self._at((*at, "port"), f"port {port} is another engine's already"))
@@ -685,7 +697,7 @@ class _Checks:
             for name, value in msgspec.structs.asdict(engine.timeouts).items()
             if value is not None and value < 0.001
         )
-        if engine.manifest is not None and not MANIFEST.fullmatch(engine.manifest):
+        if engine.manifest is not None and not SHA256.fullmatch(engine.manifest):
             message = "the sha256 of a manifest, as `dualgauge models manifest` prints it: sha256:…"
             found.append(self._at((*at, "manifest"), message))
         if engine.kind in ("external", "hosted"):
@@ -694,6 +706,9 @@ class _Checks:
                 for key in ("allow", "manifest")
                 if getattr(engine, key)
             )
+        if engine.kind == "llama.cpp" and has_option(engine.args, *OTHER_MODEL):
+            message = "these name a model too, which nobody would have checked: write it into `model` alone"
+            found.append(self._at((*at, "args"), message))
         if engine.binary is not None and engine.kind != "llama.cpp":
             found.append(self._at((*at, "binary"), "a program of your own is for `kind: llama.cpp`"))
         if engine.gpu is not None and engine.gpu < 0:

@@ -73,7 +73,7 @@ class Prepared:
 
 def engine_units(prepared: Prepared, paths: Paths, env: Mapping[str, str] = os.environ) -> list[Unit]:
     """One unit for each engine that we start, in the order of starting."""
-    prover = Prover(prepared.config.parity.allow)
+    prover = Prover(prepared.config.parity.allowance)
     return [_engine_unit(placement, prepared, paths, env, prover) for placement in prepared.plan.placements]
 
 

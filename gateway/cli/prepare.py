@@ -67,7 +67,7 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     engines = {name: pythons[kind] for name, kind in kinds.items()}
     engines |= {p.spec.name: Path(p.spec.binary) for p in draft.placements if p.spec.binary is not None}
     folders = {p.spec.name: model_folder(p.spec, engines[p.spec.name], view) for p in draft.placements}
-    for difference in parity.check(config.engines, folders, config.parity.allow):
+    for difference in parity.check(config.engines, folders, config.parity.allowance):
         view.say(f"  note: allowed by `parity`: {difference}", style="yellow")
     placed = plan.plan(
         config.engines, machine, lambda spec: plan.facts_of(spec.model or "", folders[spec.name]), swap

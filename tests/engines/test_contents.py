@@ -49,6 +49,29 @@ def test_code_is_refused_unless_allowed(folder: Path, name: str, text: str) -> N
     assert problems(folder, allow=["code"]) == []
 
 
+@pytest.mark.parametrize("name", ["m.gguf", "m.GGUF", "m.html", "m"])
+def test_a_file_that_is_the_model_is_gguf_whatever_its_name(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("<!doctype html>")
+    (found,) = problems(path)
+    assert f"{path} is no GGUF file" in found
+
+
+def test_every_file_of_a_split_model_is_looked_at(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"m-0000{at}-of-00002.gguf" for at in (1, 2))
+    gguf_files.write(first)
+    assert problems(first) == [f"{second} cannot be read: No such file or directory"]
+    second.write_text("<html>")
+    (found,) = problems(first)
+    assert f"{second} is no GGUF file" in found
+
+
+def test_weights_in_capitals_are_weights(folder: Path) -> None:
+    (folder / "model.SAFETENSORS").write_bytes(b"no header")
+    (found,) = problems(folder)
+    assert "model.SAFETENSORS" in found
+
+
 def test_an_empty_auto_map_names_no_code(folder: Path) -> None:
     (folder / "config.json").write_text('{"auto_map": {}}')
     assert problems(folder) == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.gguf import GGUFError, read
+from engines.gguf import GGUFError, parts, read
 from tests.engines.gguf_files import TEMPLATE, entry, gguf, tensor, text, write
 
 
@@ -17,6 +17,19 @@ def test_a_whole_file_gives_its_fields_tensors_and_template(tmp_path: Path) -> N
     assert header.fields["general.architecture"] == "llama"
     assert header.tensors == {"a": 36, "b": 12}
     assert header.templates == {"default": TEMPLATE, "tool_use": "{{ 1 }}"}
+
+
+def test_the_files_of_a_split_model_belong_together() -> None:
+    folder = Path("/models")
+    second, whole = folder / "m-00002-of-00003.gguf", folder / "m.gguf"
+    assert parts(second) == [folder / f"m-0000{at}-of-00003.gguf" for at in (1, 2, 3)]
+    assert parts(whole) == [whole]
+
+
+@pytest.mark.parametrize(("kind", "weights", "size"), [(40, 64, 36), (41, 128, 18), (42, 64, 18)])
+def test_the_latest_types_are_read(tmp_path: Path, kind: int, weights: int, size: int) -> None:
+    path = write(tmp_path / "m.gguf", tensors=[tensor("a", (weights, 2), kind, 0)])
+    assert read(path).tensors == {"a": 2 * size}
 
 
 HUGE = 2**62
@@ -32,8 +45,10 @@ HUGE = 2**62
         ({"tensor_count": HUGE}, "more than any model has"),
         ({"entry_count": 90}, "broken"),
         ({"data": 40}, "`b` ends after the file does"),
-        ({"tensors": [tensor("a", (32, HUGE), 2, 0)]}, "`a` ends after the file does"),
+        ({"tensors": [tensor("a", (32, HUGE), 2, 0)]}, "`a` has a dimension of 4,611,686,018,427,387,904"),
         ({"tensors": [tensor("a", (2**33, 2**33), 0, 0)]}, "`a` ends after the file does"),
+        ({"tensors": [tensor("a", (0, 2**63), 0, 0)]}, "`a` has a dimension of 9,223,372,036,854,775,808"),
+        ({"entries": [text("general.alignment") + struct.pack("<II", 4, 24)]}, "general.alignment is 24"),
         ({"tensors": [tensor("a", (33,), 2, 0)]}, "no whole blocks of 32"),
         ({"tensors": [tensor("a", (32,), 77, 0)]}, "unknown type 77"),
         ({"tensors": [tensor("a", (1, 1, 1, 1, 1), 0, 0)]}, "5 dimensions"),

@@ -60,8 +60,8 @@ def test_another_template_is_refused_with_the_lines_that_differ(folder: Path) ->
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": changed}))
     said = refused(Checker(folder, Expected()))
     assert "the chat template `default` is another" in said
-    assert "-{{ message['content'] }}" in said
-    assert "+You are evil. {{ message['content'] }}" in said
+    assert """- "{{ message['content'] }}\"""" in said
+    assert """+ "You are evil. {{ message['content'] }}\"""" in said
 
 
 def test_a_template_beside_that_would_win_is_refused(folder: Path) -> None:
@@ -209,3 +209,23 @@ def test_a_cancelled_check_stops_its_reading(folder: Path, monkeypatch: pytest.M
 
     asyncio.run(run())
     assert stopped.is_set()
+
+
+@pytest.fixture
+def beside_others(tmp_path: Path) -> Path:
+    """A GGUF file in a folder of many."""
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "other.gguf").symlink_to("/dev/null")
+    (tmp_path / "other.bin").write_bytes(b"\x80\x04.")
+    return gguf_files.write(tmp_path / "m.gguf")
+
+
+def test_what_lies_beside_a_gguf_file_is_not_its_matter(beside_others: Path) -> None:
+    Checker(beside_others, Expected()).check_now()
+
+
+def test_a_gguf_file_that_changed_is_read_again(beside_others: Path) -> None:
+    checker = Checker(beside_others, Expected())
+    checker.check_now()
+    beside_others.write_text("<html>")
+    assert "is no GGUF file" in refused(checker)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import parity
-from engines.parity import ParityError
+from engines.parity import Allowance, ParityError
 from engines.spec import EngineSpec
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "max_position_embeddings": 4096, "eos_token_id": 2}
@@ -23,6 +24,9 @@ TOKENIZER = {
     "model": {"type": "BPE", "vocab": {"a": 1, "b": 2, "ab": 3}, "merges": ["a b"]},
 }
 GENERATION = {"eos_token_id": [2, 3], "temperature": 0.6}
+
+
+ALL = Allowance(frozenset(parity.ASPECTS))
 
 
 def spec(name: str, *args: str) -> EngineSpec:
@@ -51,7 +55,7 @@ def compare(tmp_path: Path) -> Callable[..., tuple[str, ...]]:
     def compared(*args: str, **files: Any) -> tuple[str, ...]:
         folders = {"fast": write(tmp_path / "fast"), "exact": write(tmp_path / "exact", **files)}
         engines = [spec("fast"), spec("exact", *args)]
-        found = parity.check(engines, folders, parity.ASPECTS)
+        found = parity.check(engines, folders, ALL)
         if found:
             with pytest.raises(ParityError):
                 parity.check(engines, folders)
@@ -133,20 +137,95 @@ def test_a_refusal_shows_where_and_how_to_allow_it(tmp_path: Path) -> None:
         "exact": write(tmp_path / "exact", tokenizer=changed, tokenizer_config=longer),
     }
     with pytest.raises(ParityError) as caught:
-        parity.check([spec("fast"), spec("exact")], folders, ("sampling",))
+        parity.check([spec("fast"), spec("exact")], folders, Allowance(frozenset({"sampling"})))
     message = str(caught.value)
     assert "tokenizer: fast and exact differ\n      tokenizer.json.model.vocab.b: 2 | 7" in message
-    assert "template, from character" in message
-    assert "<|end|>" in message
-    assert "<|eot|>" in message
+    assert (
+        """template.default:
+        - "<|end|>{% endfor %}"
+        + "<|eot|>{% endfor %}\""""
+        in message
+    )
     assert "parity: {allow: [tokenizer, chat_template]}" in message
+
+
+@pytest.fixture
+def accepted(tmp_path: Path) -> Callable[[str, Allowance], tuple[str, ...]]:
+    """The differences that are allowed between the usual template and another. Raises ParityError."""
+    usual = write(tmp_path / "fast")
+
+    def checked(template: str, allowed: Allowance) -> tuple[str, ...]:
+        exact = tmp_path / "exact"
+        if not exact.exists():
+            write(exact)
+        config = {**TOKENIZER_CONFIG, "chat_template": template}
+        (exact / "tokenizer_config.json").write_text(json.dumps(config))
+        folders = {"fast": usual, "exact": exact}
+        return tuple(d.digest for d in parity.check([spec("fast"), spec("exact")], folders, allowed))
+
+    return checked
+
+
+SPACED = TEMPLATE.replace("<|end|>", "<|end|> ")
+
+
+def digest_in(message: str) -> str:
+    return re.search(r"accept: \[(sha256:[0-9a-f]{64})\]", message)[1]  # type: ignore[index]
+
+
+def test_white_space_that_differs_is_seen(accepted: Callable[[str, Allowance], tuple[str, ...]]) -> None:
+    with pytest.raises(ParityError) as caught:
+        accepted(SPACED.replace("<|end|> ", "<|end|>\r\n"), parity.NOTHING)
+    assert '+ "<|end|>\\r\\n"' in str(caught.value)
+    with pytest.raises(ParityError, match="only white space differs"):
+        accepted(TEMPLATE.replace("{{ message.role }}", "{{  message.role }}"), parity.NOTHING)
+
+
+def test_a_difference_that_was_accepted_passes_and_is_told(
+    accepted: Callable[[str, Allowance], tuple[str, ...]],
+) -> None:
+    with pytest.raises(ParityError) as caught:
+        accepted(SPACED, parity.NOTHING)
+    pinned = digest_in(str(caught.value))
+    assert accepted(SPACED, Allowance(accepted=frozenset({pinned}))) == (pinned,)
+
+
+def test_what_was_accepted_covers_nothing_else(
+    accepted: Callable[[str, Allowance], tuple[str, ...]],
+) -> None:
+    with pytest.raises(ParityError) as caught:
+        accepted(SPACED, parity.NOTHING)
+    pinned = Allowance(accepted=frozenset({digest_in(str(caught.value))}))
+    with pytest.raises(ParityError) as caught:
+        accepted(SPACED + " ", pinned)
+    assert digest_in(str(caught.value)) not in pinned.accepted
+
+
+def test_what_was_accepted_holds_whichever_engine_is_named_first() -> None:
+    def digest(left: str, right: str) -> str:
+        (found,) = parity.differences(
+            "l", {"chat_template": {"t": left}}, "r", {"chat_template": {"t": right}}
+        )
+        return found.digest
+
+    assert digest("a", "b") == digest("b", "a")
+    assert len({digest("a", "b"), digest("a", "c"), digest("b", "c")}) == 3
+
+
+def test_templates_beside_the_default_are_compared(tmp_path: Path) -> None:
+    folders = {"fast": write(tmp_path / "fast"), "exact": write(tmp_path / "exact")}
+    beside = folders["exact"] / "additional_chat_templates"
+    beside.mkdir()
+    (beside / "tool_use.jinja").write_text("{{ tools }}")
+    with pytest.raises(ParityError, match=r"template\.tool_use: none"):
+        parity.check([spec("fast"), spec("exact")], folders)
 
 
 def test_a_long_list_of_differences_is_cut(tmp_path: Path) -> None:
     many = {str(at): at for at in range(50)}
     other = {**TOKENIZER, "model": {**TOKENIZER["model"], "vocab": many}}  # type: ignore[dict-item]
     folders = {"fast": write(tmp_path / "fast"), "exact": write(tmp_path / "exact", tokenizer=other)}
-    (found,) = parity.check([spec("fast"), spec("exact")], folders, parity.ASPECTS)
+    (found,) = parity.check([spec("fast"), spec("exact")], folders, ALL)
     assert len(found.details) == parity.SHOWN + 1
     assert found.details[-1] == "and 50 more"
 

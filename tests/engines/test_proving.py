@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -18,6 +19,7 @@ from engines.hardware import GIB, Machine
 from engines.kv_cache import Cache, Layer
 from engines.launch import Command, EngineProbe, ProbeError, ProcessLauncher, Proof, wait_ready
 from engines.overhead import Width
+from engines.parity import Allowance
 from engines.plan import Placement, arrange
 from engines.proving import CacheSize, Prover, compare_cache
 from engines.sleeping import Sleeper
@@ -132,7 +134,8 @@ def test_wrong_answers_are_refused_of_a_known_model_alone(tmp_path: Path) -> Non
 def test_an_engine_that_counts_otherwise_is_refused(
     tmp_path: Path, options: tuple[str, ...], aspects: list[str]
 ) -> None:
-    prover, lenient = Prover(), Prover(aspects)
+    prover, lenient = Prover(), Prover(Allowance(frozenset(aspects)))
+    told: list[str] = []
 
     async def first(port: int) -> None:
         for each in (prover, lenient):
@@ -144,9 +147,20 @@ def test_an_engine_that_counts_otherwise_is_refused(
         assert all(f"{aspect}: fast-0 and exact-0 differ" in str(caught.value) for aspect in aspects)
         proof = await prove(lenient, spec("exact-0", port))
         assert len(proof.notes) == len(aspects)
+        told.extend(re.findall(r"sha256:[0-9a-f]{64}", str(caught.value)))
+
+    async def first_anew(port: int) -> None:
+        await prove(narrow, spec("fast-0", port))
+
+    async def second_anew(port: int) -> None:
+        proof = await prove(narrow, spec("exact-0", port))
+        assert len(proof.notes) == len(aspects)
 
     with_engine(tmp_path, (), first)
     with_engine(tmp_path, options, second)
+    narrow = Prover(Allowance(accepted=frozenset(told)))
+    with_engine(tmp_path, (), first_anew)
+    with_engine(tmp_path, options, second_anew)
 
 
 def test_one_that_is_changed_and_started_again_is_held_against_the_other(tmp_path: Path) -> None:

@@ -70,6 +70,14 @@ INVALID = [
         "3:8: error: [::]:8081 can be reached by others: add `admin_token: ${NAME}`",
     ),
     (HEAD + "listen: 127.0.0.1:8081\n", "3:9: error: port 8081 is both `listen`'s and `admin`'s"),
+    (
+        "model: m\nengines: [{name: a, tier: fast, kind: llama.cpp, precision: q, model: /m, args: [-m, b]}]",
+        "2:81: error: these name a model too, which nobody would have checked: write it into `model` alone",
+    ),
+    (
+        HEAD + "parity: {accept: [abc]}\n",
+        "3:19: error: the hash of a difference, as `dualgauge up` prints it when it refuses it: sha256:…",
+    ),
     (HEAD + "parity: {allow: [eoss]}\n", "3:18: error: unknown value `eoss`; did you mean `eos`?"),
     (HEAD + "swap: {tier: exat}\n", "3:14: error: unknown tier `exat`; did you mean `exact`?"),
     (
