@@ -8,7 +8,7 @@ provider's request.
 
 The provider's key goes to the child by its standard input, where no other process reads it; the end of that
 input ends the child, however the gateway ended. Fails towards "not ready": without its child an engine is
-down, and the child is started again after 1 s, then 2, 4 … 60.
+down, and the child is started again after 1 s, then 2, 4 … 60. One that hangs is ended, so that it is.
 """
 
 from __future__ import annotations
@@ -32,6 +32,11 @@ logger = logging.getLogger("dualgauge.engines")
 FIRST_DELAY = 1.0
 LONGEST_DELAY = 60.0
 GRACE = 5.0
+LOOK = 5.0
+SILENT = 30.0
+"""Seconds without an answer of a child that has answered before, after which it hangs."""
+LOADING = 180.0
+"""Seconds within which the SDK must be loaded."""
 PACKAGE = "litellm"
 _QUIET = {
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network while it is imported
@@ -90,8 +95,8 @@ async def _keep(spec: EngineSpec, socket: Path) -> None:
         socket.unlink(missing_ok=True)  # noqa: ASYNC240 - before a process is started
         began = asyncio.get_running_loop().time()
         try:
-            code = await _run(spec, socket)
-            logger.warning("the process of engine %s ended with exit code %d", spec.name, code)
+            how = await _run(spec, socket)
+            logger.warning("the process of engine %s %s", spec.name, how)
         except OSError as error:
             logger.warning("the process of engine %s cannot be started: %s", spec.name, error)
         if asyncio.get_running_loop().time() - began > LONGEST_DELAY:
@@ -100,8 +105,8 @@ async def _keep(spec: EngineSpec, socket: Path) -> None:
         pause = min(LONGEST_DELAY, pause * 2)
 
 
-async def _run(spec: EngineSpec, socket: Path) -> int:
-    """One life of the child; cancelled, it ends the child."""
+async def _run(spec: EngineSpec, socket: Path) -> str:
+    """One life of the child; how it ended. Cancelled, it ends the child."""
     settings = {
         "model": spec.model,
         "api_key": spec.api_key,
@@ -117,7 +122,16 @@ async def _run(spec: EngineSpec, socket: Path) -> int:
     try:
         assert process.stdin is not None
         process.stdin.write(json.dumps(settings).encode() + b"\n")
-        return await process.wait()
+        ended, hung = asyncio.ensure_future(process.wait()), asyncio.ensure_future(_hung(socket))
+        try:
+            await asyncio.wait({ended, hung}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return f"ended with exit code {ended.result()}"
+            process.kill()
+            return f"was ended: {hung.result()}"
+        finally:
+            hung.cancel()
+            await asyncio.gather(hung, return_exceptions=True)
     finally:
         if process.returncode is None:
             process.terminate()
@@ -127,3 +141,27 @@ async def _run(spec: EngineSpec, socket: Path) -> int:
             except TimeoutError:
                 process.kill()
                 await process.wait()
+
+
+async def _hung(socket: Path) -> str:
+    """Return why, once the child does not answer any more."""
+    clock = asyncio.get_running_loop().time
+    last, patience = clock(), LOADING
+    while clock() - last < patience:
+        if await _answers(socket):
+            last, patience = clock(), SILENT
+        await asyncio.sleep(LOOK)
+    return f"it has not answered for {clock() - last:.0f} s"
+
+
+async def _answers(socket: Path) -> bool:
+    try:
+        async with asyncio.timeout(LOOK):
+            reader, writer = await asyncio.open_unix_connection(socket)
+            try:
+                writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                return (await reader.readline()).startswith(b"HTTP/1.1 200")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False

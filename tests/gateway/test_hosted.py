@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -469,9 +471,9 @@ def test_without_the_package_it_is_said_how_to_get_it(
 async def test_a_child_that_ends_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     starts: list[int] = []
 
-    async def run(*_: object) -> int:
+    async def run(*_: object) -> str:
         starts.append(len(starts))
-        return 1
+        return "ended"
 
     monkeypatch.setattr(hosted, "_run", run)
     monkeypatch.setattr(hosted, "FIRST_DELAY", 0.01)
@@ -480,3 +482,45 @@ async def test_a_child_that_ends_is_started_again(tmp_path: Path, monkeypatch: p
     async with hosted.running(config.engines, tmp_path / "sockets"):
         await until(lambda: len(starts) >= 3)
     await asyncio.sleep(0)
+
+
+STAND_IN = """
+import asyncio, sys
+async def serve(reader, writer):
+    await reader.readuntil(b"\\r\\n\\r\\n")
+    writer.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n")
+    writer.close()
+async def main():
+    async with await asyncio.start_unix_server(serve, sys.argv[1]):
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+async def test_a_child_that_hangs_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is stopped (SIGSTOP): its socket still takes connections."""
+    pids: list[int] = []
+    start = asyncio.create_subprocess_exec
+
+    async def stand_in(*command: str, **how: Any) -> asyncio.subprocess.Process:
+        started = await start(sys.executable, "-c", STAND_IN, command[-1], **how)
+        pids.append(started.pid)
+        return started
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", stand_in)
+    monkeypatch.setattr(hosted, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(hosted, "LOOK", 0.1)
+    monkeypatch.setattr(hosted, "SILENT", 0.5)
+    file = {"model": "m", "engines": [hosted_part(FakeEngine(), url="http://h:1")]}
+    config = parse(json.dumps(file), tmp_path / "dualgauge.yaml", {})
+    async with hosted.running(config.engines, tmp_path / "sockets"):
+        socket = tmp_path / "sockets" / "0.sock"
+        await until(socket.exists, 30)
+        await asyncio.sleep(1)
+        assert len(pids) == 1, "one that answers is left alone"
+        os.kill(pids[0], signal.SIGSTOP)
+        await until(lambda: len(pids) == 2, 30)
+    assert "has not answered for" in caplog.text
+    assert not Path(f"/proc/{pids[0]}").exists()
