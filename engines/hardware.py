@@ -127,9 +127,14 @@ def load_nvml() -> Any | None:
 
 
 def nvml_gpus(nvml: Any) -> tuple[Gpu, ...]:
-    """The GPUs that NVML sees, by index; those that do not tell their memory (MIG, lost) are left out."""
+    """The GPUs that NVML sees, by index; those that do not tell their memory (MIG, lost) are left out. None
+    where it fails: a driver that was updated under it, a binding too old to know what is reserved."""
     found = []
-    for index in range(nvml.nvmlDeviceGetCount()):
+    try:
+        count = nvml.nvmlDeviceGetCount() if hasattr(nvml, "nvmlMemory_v2") else 0
+    except nvml.NVMLError:
+        return ()
+    for index in range(count):
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
             memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)

@@ -135,7 +135,7 @@ def show(
         say(f"gpu {gpu.index}: {gpu.name}, CUDA shows {gib(gpu.visible)}, engines may take {can}{contexts}")
     if found.placements:
         console.print(_table(found.placements))
-        for placement in found.placements:
+        for placement in () if problems else found.placements:
             say(f"{placement.spec.name}: {' '.join(flags(placement))}")
     for note in notes:
         say(f"note: {note}", style="yellow")

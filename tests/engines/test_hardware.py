@@ -127,6 +127,22 @@ def test_nvml_tells_what_the_driver_keeps_and_lost_gpus_are_left_out() -> None:
     assert card.visible == 24224 * MIB
 
 
+def test_a_driver_that_fails_under_nvml_shows_no_gpus() -> None:
+    failing = driver()
+
+    def fails() -> int:
+        raise failing.NVMLError
+
+    failing.nvmlDeviceGetCount = fails
+    assert nvml_gpus(failing) == ()
+
+
+def test_a_binding_that_is_too_old_shows_no_gpus() -> None:
+    old = driver()
+    del old.nvmlMemory_v2
+    assert nvml_gpus(old) == ()
+
+
 def test_nvml_is_asked_before_nvidia_smi(tmp_path: Path) -> None:
     def forbidden(command: Sequence[str]) -> str:
         pytest.fail("nvidia-smi was asked")
