@@ -141,7 +141,9 @@ class _Place(NamedTuple):
     def shown(self) -> list[str]:
         left, right = self.left, self.right
         if isinstance(left, list) and isinstance(right, list) and max(len(left), len(right)) > SHOWN:
-            return [f"{self.at}: {len(left):,} entries | {len(right):,} entries"]
+            same = next((at for at, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), None)
+            where = "" if same is None else f", unlike from entry {same:,}"
+            return [f"{self.at}: {len(left):,} entries | {len(right):,} entries{where}"]
         if isinstance(left, str) and isinstance(right, str) and max(len(left), len(right)) > WIDTH:
             only = " only white space differs" if left.split() == right.split() else ""
             return [f"{self.at}:{only}", *(f"  {line}" for line in changes.lines(left, right))]

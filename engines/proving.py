@@ -8,7 +8,7 @@ engine knows: the template that it chose, the longest request that it can hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,16 @@ FAR = 0.20
 """One that differs by more is a warning."""
 ASK_SECONDS = 60.0
 TEXT = "Grüße, the naïve 東京 résumé: привет 👋🏽 def f(x):\n\treturn x ** 2  # 12345.67 <|im_start|> </s>"
-CHAT = (
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "What is 2+2?"},
-    {"role": "assistant", "content": "4."},
-    {"role": "user", "content": "  Zwei Zeilen,\n東京. "},
+CHATS = (
+    (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "What is 2+2?"},
+        {"role": "assistant", "content": "4."},
+        {"role": "user", "content": "  Zwei Zeilen,\n東京. "},
+    ),
+    ({"role": "user", "content": "Hello."},),
 )
+"""Some templates write a system message of their own where there is none."""
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\} 1", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _LOADED = re.compile(r"Model loading took ([\d.]+) GiB")
@@ -110,28 +114,30 @@ async def count(client: httpx2.AsyncClient, spec: EngineSpec) -> Traits:
 
 async def _count_vllm(client: httpx2.AsyncClient, spec: EngineSpec) -> Traits:
     text = await _answer(client, spec, "/tokenize", {"model": spec.served_model, "prompt": TEXT})
-    chat = {"model": spec.served_model, "messages": CHAT, "add_generation_prompt": True}
-    conversation = await _answer(client, spec, "/tokenize", chat)
-    return _traits(text.get("tokens"), conversation.get("tokens"), text.get("max_model_len"))
+    chats = []
+    for messages in CHATS:
+        asked = {"model": spec.served_model, "messages": messages, "add_generation_prompt": True}
+        chats.append((await _answer(client, spec, "/tokenize", asked)).get("tokens"))
+    return _traits(text.get("tokens"), chats, text.get("max_model_len"))
 
 
 async def _count_llamacpp(client: httpx2.AsyncClient, spec: EngineSpec) -> Traits:
     """llama-server writes a conversation as a text, and adds what begins a text when it tokenizes that."""
-    text = await _answer(client, spec, "/tokenize", {"content": TEXT, "add_special": True})
-    written = await _answer(client, spec, "/apply-template", {"messages": CHAT})
-    conversation: Mapping[str, Any] = {}
-    if written.get("prompt"):
-        asked = {"content": written["prompt"], "add_special": True}
-        conversation = await _answer(client, spec, "/tokenize", asked)
+
+    async def tokens(text: Any) -> Any:
+        asked = {"content": text, "add_special": True}
+        return (await _answer(client, spec, "/tokenize", asked)).get("tokens") if text else None
+
+    written = [await _answer(client, spec, "/apply-template", {"messages": messages}) for messages in CHATS]
+    chats = [await tokens(answer.get("prompt")) for answer in written]
     slot = (await _answer(client, spec, "/props")).get("default_generation_settings")
-    length = slot.get("n_ctx") if isinstance(slot, dict) else None
-    return _traits(text.get("tokens"), conversation.get("tokens"), length)
+    return _traits(await tokens(TEXT), chats, slot.get("n_ctx") if isinstance(slot, dict) else None)
 
 
-def _traits(text: Any, conversation: Any, length: Any) -> Traits:
+def _traits(text: Any, chats: Sequence[Any], length: Any) -> Traits:
     return {
         "tokenizer": _known("token ids of a text", text or None),
-        "chat_template": _known("token ids of a conversation", conversation or None),
+        "chat_template": _known("token ids of conversations", list(chats) if all(chats) else None),
         "max_length": _known("tokens", length),
     }
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import httpx2
 import pytest
 
-from engines import proving
+from engines import parity, proving
 from engines.checkpoint import Facts
 from engines.hardware import GIB, Machine
 from engines.kv_cache import Cache, Layer
@@ -100,10 +103,49 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
         async with server, client(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}") as asking:
             found = await proving.count(asking, spec("fast-0", 1))
         await asyncio.gather(*answering)
-        assert found["chat_template"] == {"token ids of a conversation": [1]}
+        assert found["chat_template"] == {"token ids of conversations": [[1], [1]]}
 
     asyncio.run(main())
-    assert asked == [0, 1, 0]
+    assert asked == [0, 1, 0, 1]
+
+
+def llama(model: str = "<s>", template: str = "<{role}>{content}", length: int = 8192) -> httpx2.AsyncClient:
+    """What llama-server answers: a token a character, and the begin of a text only where it is asked for."""
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        assert request.headers["authorization"] == "Bearer k"
+        body = json.loads(request.content or b"{}")
+        match request.url.path:
+            case "/props":
+                return httpx2.Response(200, json={"default_generation_settings": {"n_ctx": length}})
+            case "/apply-template":
+                text = "".join(template.format(**message) for message in body["messages"])
+                return httpx2.Response(200, json={"prompt": text})
+            case "/tokenize":
+                begin = model if body.get("add_special") else ""
+                return httpx2.Response(200, json={"tokens": [ord(c) for c in begin + body["content"]]})
+        return httpx2.Response(404)
+
+    return httpx2.AsyncClient(transport=httpx2.MockTransport(answer), base_url="http://llama")
+
+
+def test_a_llama_server_counts_as_vllm_does() -> None:
+    """With what begins a text, and by the template that it runs."""
+    engine = replace(spec("fast-1", 1), kind="llama.cpp", api_key="k")
+
+    async def main() -> None:
+        async with llama() as asking:
+            found = await proving.count(asking, engine)
+        assert found["tokenizer"] == {"token ids of a text": [ord(c) for c in "<s>" + proving.TEXT]}
+        first, second = (found["chat_template"] or {})["token ids of conversations"]
+        assert "".join(map(chr, first)).startswith("<s><system>Be brief.<user>What is 2+2?")
+        assert second == [ord(c) for c in "<s><user>Hello."]
+        assert found["max_length"] == {"tokens": 8192}
+        async with llama(template="[{role}]{content}") as asking:
+            other = await proving.count(asking, engine)
+        assert [d.aspect for d in parity.differences("a", found, "b", other)] == ["chat_template"]
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("answer", ["!!!!!!!!!!!!!!!!!!!!!!", "\ufffd\ufffd", "東京 Привет hi"])
