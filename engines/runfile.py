@@ -55,7 +55,7 @@ class Run(msgspec.Struct, frozen=True):
     """`phase`: starting, ready, stopping, failed. `error` is why a start failed.
 
     `longest_stop` is how many seconds an orderly end may take. `swap`: whose turn it is, where two tiers take
-    turns.
+    turns. `beside` are engines that somebody else runs: `ready` unless they were drained here.
     """
 
     config: str
@@ -69,6 +69,7 @@ class Run(msgspec.Struct, frozen=True):
     engines: tuple[UnitState, ...] = ()
     error: str | None = None
     swap: str | None = None
+    beside: tuple[UnitState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

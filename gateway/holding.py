@@ -32,7 +32,7 @@ def held(config: Path) -> Mapping[str, str]:
     run = runfile.read(runfile.paths(config).state)
     if run is None or run.config != str(config) or run.boot != runfile.boot_id() or not run.owner.alive():
         return {}
-    return {unit.name: runfile.why_held(unit) for unit in run.engines}
+    return {unit.name: runfile.why_held(unit) for unit in (*run.engines, *run.beside)}
 
 
 def hold_back(gateway: Gateway) -> None:

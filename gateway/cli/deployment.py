@@ -32,6 +32,7 @@ from engines.spec import EngineSpec
 from engines.supervise import OperationError, Supervisor, Unit
 from engines.swap import Arbiter, Rules, Swapper
 from gateway.cli import control
+from gateway.cli.beside import Beside
 from gateway.cli.control import ControlError, Order, Say
 from gateway.cli.gate import Gate, GateError
 from gateway.config import Config, SwapPart
@@ -173,6 +174,8 @@ class Deployment:
         )
         self._config = prepared.config
         self._gate = Gate(prepared.config)
+        self._beside = Beside(prepared.config.engines, lambda: self._publish(beside=self._beside.units))
+        self._run = msgspec.structs.replace(self._run, beside=self._beside.units)
         health = prepared.config.health
         self._hangs = Hangs(
             [placement.spec for placement in prepared.plan.placements],
@@ -225,7 +228,8 @@ class Deployment:
             await asyncio.sleep(LOOK_AT_LOGS)
 
     def _waits(self, name: str) -> bool:
-        return any(unit.name == name and unit.state == "draining" for unit in self._run.engines)
+        units = (*self._run.engines, *self._run.beside)
+        return any(unit.name == name and unit.state == "draining" for unit in units)
 
     async def _carry_out(self, order: Order, say: Say) -> str:
         name, supervisor = order.engine, self._supervisor
@@ -236,14 +240,17 @@ class Deployment:
         async def idle() -> None:
             await self._gate.idle(name, lambda left: say(f"{left} requests still run on {name}"))
 
+        beside = self._beside if name in self._beside else None
         try:
             match order.do:
                 case "drain":
-                    await supervisor.drain(name, idle)
+                    await (beside or supervisor).drain(name, idle)
                     return f"{name} is drained; `dualgauge engine resume {name}` gives it requests again"
                 case "resume":
-                    await supervisor.resume(name)
+                    await (beside or supervisor).resume(name)
                     return f"{name} gets requests again"
+                case _ if beside is not None:
+                    raise ControlError(f"{name} is not started here: it can be drained and resumed, no more")
                 case "restart":
                     await supervisor.restart(name, None if order.now else idle)
                     return f"{name} was restarted and serves"
@@ -315,7 +322,7 @@ class Deployment:
 
     def _publish(self, **changes: object) -> None:
         self._run = msgspec.structs.replace(self._run, **changes)
-        self._gate.want(self._run.engines)
+        self._gate.want((*self._run.engines, *self._run.beside))
         # a full disk must not take down what serves; the next change writes the whole state again
         with contextlib.suppress(OSError):
             runfile.write(self._paths.state, self._run)

@@ -32,7 +32,10 @@ def engine_group() -> None:
 @click.argument("name")
 @running_config
 def drain_command(name: str, file: Path) -> None:
-    """Return once nothing runs on the engine; it gets no requests until `resume`, whatever happens to it."""
+    """Return once nothing runs on the engine; it gets no requests until `resume`, whatever happens to it.
+
+    Engines that somebody else runs (`external`, `hosted`) can be drained too.
+    """
     _order("drain", name, file)
 
 

@@ -82,7 +82,7 @@ def ask(config: Config) -> tuple[Mapping[str, Any] | None, str]:
 def status(config: Config, run: Run | None, answer: Mapping[str, Any] | None) -> dict[str, Any]:
     """One body from both sources: processes by the run file, readiness and load by the gateway."""
     alive = run is not None and run.boot == runfile.boot_id() and run.owner.alive()
-    units = {unit.name: unit for unit in run.engines} if run is not None else {}
+    units = {unit.name: unit for unit in (*run.engines, *run.beside)} if run is not None else {}
     told_by_gateway = {engine["name"]: engine for engine in answer["engines"]} if answer else {}
     engines = [_engine(spec, units.get(spec.name), told_by_gateway.get(spec.name)) for spec in config.engines]
     tiers = {tier: any(e["tier"] == tier and e["state"] == "ready" for e in engines) for tier in config.tiers}
@@ -115,7 +115,7 @@ def _engine(spec: EngineSpec, unit: UnitState | None, told: Mapping[str, Any] | 
     state, reason = ("stopped" if spec.launched else "unknown"), None
     if told is not None:
         state, reason = told["state"], told.get("reason")
-    if unit is not None and (unit.state != "ready" or told is None):
+    if unit is not None and (unit.state != "ready" or (told is None and spec.launched)):
         state, reason = unit.state, unit.error
     known = told or {}
     return {
@@ -131,7 +131,7 @@ def _engine(spec: EngineSpec, unit: UnitState | None, told: Mapping[str, Any] | 
         "in_flight": known.get("in_flight"),
         "restarts": unit.restarts if unit else 0,
         "pid": unit.pid if unit else None,
-        "log": unit.log if unit else None,
+        "log": (unit.log or None) if unit else None,
         "notes": list(unit.notes) if unit else [],
         "warnings": list(unit.warnings) if unit else [],
     }
