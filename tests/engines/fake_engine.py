@@ -99,7 +99,11 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(200, {"status": "sleeping" if asleep else "awake"})
 
     def tokenize(self, body: dict[str, object]) -> None:
-        text = json.dumps(body["messages"]) if "messages" in body else str(body["prompt"])
+        text = (
+            json.dumps(body["messages"])
+            if "messages" in body
+            else str(body.get("prompt", body.get("content")))
+        )
         tokens = [ord(letter) + self.options.shift for letter in text]
         self.reply(200, {"tokens": tokens, "count": len(tokens), "max_model_len": self.options.length})
 

@@ -53,11 +53,11 @@ def test_up_starts_llama_server_and_asks_it(site: GgufSite) -> None:
     assert site.status()["engines"][0]["state"] == "ready"
 
 
-def test_a_broken_gguf_file_is_refused_before_anything_starts(site: GgufSite) -> None:
-    gguf_files.write(site.folder / "model" / "m.gguf", version=9)
+def test_c32_a_page_saved_as_a_gguf_file_is_refused_before_anything_starts(site: GgufSite) -> None:
+    (site.folder / "model" / "m.gguf").write_text("<!doctype html>")
     result = site.run("up")
     assert result.returncode == 1
-    assert "version 9; 2 and 3 are read" in result.stderr
+    assert "model/m.gguf is no GGUF file: it does not begin with `GGUF`" in result.stderr
     assert not (site.folder / "argv").exists()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,9 +32,17 @@ def test_a_pair_that_differs_is_refused_with_the_difference(site: Site) -> None:
     done = site.run("up")
     assert done.returncode == 1
     assert "chat_template: fast-0 and exact-0 differ" in done.stderr
-    assert 'template: "{{ messages[0].content }}" | "{{ messages[-1].content }}"' in done.stderr
+    assert 'template.default: "{{ messages[0].content }}" | "{{ messages[-1].content }}"' in done.stderr
     assert "parity: {allow: [chat_template]}" in done.stderr
     assert not site.paths.logs.exists()
+
+
+def test_a_difference_that_is_accepted_by_its_hash_is_told_and_served(site: Site) -> None:
+    (pinned,) = re.findall(r"sha256:[0-9a-f]{64}", site.run("up").stderr)
+    site.config.write_text(site.config.read_text() + f"parity: {{accept: [{pinned}]}}\n")
+    done = site.run("up", "-d")
+    assert done.returncode == 0, done.stderr
+    assert "allowed by `parity`: chat_template: fast-0 and exact-0 differ" in done.stdout
 
 
 def test_a_difference_that_is_allowed_is_told_and_served(site: Site) -> None:

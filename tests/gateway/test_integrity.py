@@ -80,13 +80,22 @@ def site(tmp_path: Path) -> Site:
     return site
 
 
-def test_up_refuses_a_model_with_a_flipped_byte_and_leaves_nothing_running(site: Site) -> None:
+def test_c32_up_refuses_a_model_with_a_flipped_byte_and_leaves_nothing_running(site: Site) -> None:
     weights = site.folder / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     result = site.run("up")
     assert result.returncode == 1
     assert "fast-0 was not started: its model is not what it should be" in result.stderr
     assert "model.safetensors has other contents than when it was made: sha256 " in result.stderr
+    assert not site.paths.log("fast-0").exists()
+
+
+def test_c32_up_refuses_a_pickle_in_the_folder_by_its_name(site: Site) -> None:
+    (site.folder / "model" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    manifest.write(site.folder / "model")
+    result = site.run("up")
+    assert result.returncode == 1
+    assert "pytorch_model.bin can run code when it is opened" in result.stderr
     assert not site.paths.log("fast-0").exists()
 
 
