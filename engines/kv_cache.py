@@ -30,6 +30,8 @@ _RECURRENT = (
     "conv_L_cache",
 )
 _KINDS = {"full_attention", "sliding_attention"}
+MOST = 1 << 32
+MOST_LAYERS = 10_000
 
 
 class UnknownCacheError(Exception):
@@ -140,7 +142,7 @@ def of_config(config: Mapping[str, Any]) -> Cache:
     model = str(config.get("model_type", ""))
     if model.startswith(("gemma3n", "gemma4", "deepseek_v4", "llama4")) or "index_topk" in config:
         raise UnknownCacheError(f"the attention of `{model}`")
-    layers = count(config, "num_hidden_layers", "n_layer", "num_layers")
+    layers = count(config, "num_hidden_layers", "n_layer", "num_layers", most=MOST_LAYERS)
     if config.get("kv_lora_rank"):
         latent = count(config, "kv_lora_rank") + count(config, "qk_rope_head_dim")
         return Cache((Layer(latent),) * layers)
@@ -148,13 +150,15 @@ def of_config(config: Mapping[str, Any]) -> Cache:
     return Cache(tuple(Layer(elements, window) for window in _windows(config, model, layers)))
 
 
-def count(config: Mapping[str, Any], *names: str) -> int:
+def count(config: Mapping[str, Any], *names: str, most: int = MOST) -> int:
     """The first of these keys that is there, a whole number above zero."""
     for name in names:
         value = config.get(name)
         if value is not None:
             if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
                 raise TypeError(f"`{name}` must be a whole number above 0, not {value!r}")
+            if value > most:
+                raise TypeError(f"`{name}` is {value:,}, more than any model has")
             return value
     raise KeyError(names[0])
 
@@ -168,7 +172,11 @@ def _kv_heads(config: Mapping[str, Any]) -> int:
 def _head_dim(config: Mapping[str, Any]) -> int:
     if config.get("head_dim") is not None:
         return count(config, "head_dim")
-    return count(config, "hidden_size", "n_embd", "d_model") // count(config, "num_attention_heads", "n_head")
+    hidden = count(config, "hidden_size", "n_embd", "d_model")
+    heads = count(config, "num_attention_heads", "n_head")
+    if hidden < heads:
+        raise TypeError(f"a width of {hidden:,} is too small for {heads:,} attention heads")
+    return hidden // heads
 
 
 def _windows(config: Mapping[str, Any], model: str, layers: int) -> tuple[int | None, ...]:

@@ -211,3 +211,39 @@ def test_a_folder_counts_more_than_the_table(folder: Callable[..., Path]) -> Non
 
 def test_a_name_that_nobody_knows_has_no_facts() -> None:
     assert facts_of("who/knows", None) == Facts(unknown="who/knows is not on this machine")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"hidden_size": 1, "num_attention_heads": 9}, "too small for 9 attention heads"),
+        ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is 1,000,000,000, more than any model has"),
+        ({"vocab_size": 2**70}, "more than any model has"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused(
+    folder: Callable[..., Path], config: dict[str, int], said: str
+) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        read(folder(**config))
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            [*CONFIG, "head_dim", "layer_types", "sliding_window", "kv_lora_rank", "text_config"]
+        ),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.text()),
+        max_size=3,
+    )
+)
+def test_any_configuration_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, changed: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.mktemp("model")
+    (path / "config.json").write_text(json.dumps({**CONFIG, **changed}))
+    try:
+        facts = read(path)
+    except CheckpointError:
+        return
+    assert facts.cache is None or facts.cache.block_bytes(16, 2) > 0
