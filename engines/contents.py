@@ -30,8 +30,32 @@ _WEIGHTS = (".safetensors", ".gguf")
 
 def problems(folder: Path, args: Sequence[str] = (), allow: Collection[str] = ()) -> list[str]:
     """Why no engine should open this folder (or GGUF file) with these arguments; empty where it may."""
-    found = [f"{said}{_way_out(kind)}" for kind, said in _refused(folder, args) if kind not in allow]
+    refused = list(_refused(folder, args))
+    tokenizer = _tokenizer(args)
+    if tokenizer is not None:
+        refused += [(kind, f"{tokenizer} (of `args`): {said}") for kind, said in _refused(tokenizer, ())]
+    found = [f"{said}{_way_out(kind)}" for kind, said in refused if kind not in allow]
     return found + list(_broken(folder))
+
+
+def named(args: Sequence[str]) -> list[Path]:
+    """What an engine opens beside its model, since its arguments name it: a chat template, a tokenizer."""
+    tokenizer, template = _tokenizer(args), option(args, *_TEMPLATE_FLAGS)
+    found = [] if tokenizer is None else _files(tokenizer)
+    return [*found, Path(template)] if template is not None and _is_file(template) else found
+
+
+def _tokenizer(args: Sequence[str]) -> Path | None:
+    given = option(args, "--tokenizer")
+    return Path(given) if given and Path(given).is_dir() else None
+
+
+def _is_file(text: str) -> bool:
+    """A template itself may stand where its path may."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _way_out(kind: str) -> str:

@@ -54,6 +54,7 @@ class Checker:
         self._folder = model if model.is_dir() else model.parent
         self._expected = expected
         self._digest: str | None = None
+        self._named: dict[Path, str] | None = None
         self._passed: tuple[object, ...] | None = None
 
     async def check(self) -> None:
@@ -69,7 +70,7 @@ class Checker:
         """Raises IntegrityError, and StoppedError soon after `stop` is set."""
         try:
             self._model.stat()
-            stamp = _stamp(self._opened())
+            stamp = _stamp([*self._opened(), *contents.named(self._expected.args)])
             problems = [] if stamp == self._passed else list(self._problems(stop))
         except OSError as error:
             raise IntegrityError(
@@ -89,11 +90,20 @@ class Checker:
         expected = self._expected
         yield from contents.problems(self._model, expected.args, expected.allow)
         yield from self._manifest(stop)
+        yield from self._changed(stop)
         if expected.public_key is not None and expected.python is not None:
             try:
                 signing.verify(self._folder, expected.public_key, python=expected.python, stop=stop)
             except signing.SigningError as error:
                 yield str(error)
+
+    def _changed(self, stop: threading.Event | None) -> Iterator[str]:
+        """No manifest tells of files that the arguments name: they stay as they were at the first start."""
+        now = {path: manifest.sha256(path, stop) for path in contents.named(self._expected.args)}
+        before = self._named = now if self._named is None else self._named
+        for path in dict.fromkeys((*before, *now)):
+            if before.get(path) != now.get(path):
+                yield f"{path} (of `args`) is not what it was when the engine was started first"
 
     def _manifest(self, stop: threading.Event | None) -> Iterator[str]:
         folder, expected = self._folder, self._expected

@@ -114,3 +114,15 @@ def test_a_gguf_file_by_itself_is_checked_with_its_template(tmp_path: Path) -> N
     bad = [gguf_files.entry("tokenizer.chat_template.tool", DANGEROUS)]
     (found,) = problems(gguf_files.write(tmp_path / "bad.gguf", entries=bad))
     assert "`tool` is refused" in found
+
+
+def test_a_tokenizer_of_another_folder_is_looked_at_too(folder: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.mkdir()
+    args = ["--tokenizer", str(tokens)]
+    (tokens / "tokenizer_config.json").write_text(json.dumps({"chat_template": DANGEROUS}))
+    (tokens / "vocab.pkl").write_bytes(b"\x80\x04.")
+    found = problems(folder, args)
+    assert any(f"{tokens} (of `args`): vocab.pkl can run code" in said for said in found)
+    assert any(f"{tokens} (of `args`): the chat template" in said for said in found)
+    assert problems(folder, args, ["pickle", "template"]) == []

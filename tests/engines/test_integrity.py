@@ -229,3 +229,22 @@ def test_a_gguf_file_that_changed_is_read_again(beside_others: Path) -> None:
     checker.check_now()
     beside_others.write_text("<html>")
     assert "is no GGUF file" in refused(checker)
+
+
+@pytest.mark.parametrize("flag", ["--chat-template", "--tokenizer"])
+def test_what_arguments_name_stays_as_it_was(folder: Path, tmp_path: Path, flag: str) -> None:
+    """No manifest tells of it, and a restart must not open what nobody has looked at."""
+    tokens = tmp_path / "tokens"
+    tokens.mkdir()
+    template = tokens / "chat_template.jinja"
+    template.write_text("{{ messages }}")
+    named = template if flag == "--chat-template" else tokens
+    checker = Checker(folder, Expected(args=(flag, str(named))))
+    checker.check_now()
+    checker.check_now()
+    template.write_text("{{ messages[0] }}")
+    assert f"{template} (of `args`) is not what it was when the engine was started first" in refused(checker)
+    template.write_text("{{ ''.__class__ }}")
+    assert "is refused" in refused(checker)
+    template.write_text("{{ messages }}")
+    checker.check_now()
