@@ -22,7 +22,10 @@ DEFAULT = "default"
 MAX_TEMPLATE = 1 << 20
 """Bytes; the longest that is shipped with a known model has 40 KB."""
 MAX_FACTOR = 10_000
+MAX_TURNS = 1_000_000
+"""Of loops within loops over ranges."""
 _DUNDER = re.compile(r"__\w+?__|^__[a-z]|[a-z]__$")
+_WIDE = re.compile(r"%[-#0 +]*\d{5}|\{[^{}]*:[^{}]*\d{5}")
 _INTERNAL = frozenset({"mro", "gi_frame", "gi_code", "cr_frame", "cr_code", "f_globals", "f_builtins"})
 _OF_JINJA = frozenset({"lipsum", "self"})
 _BY_NAME = frozenset({"map", "selectattr", "rejectattr", "groupby", "sort", "unique", "sum", "min", "max"})
@@ -82,7 +85,7 @@ def dangers(text: str) -> list[str]:
         return [f"it is larger than {MAX_TEMPLATE >> 20} MiB"]
     try:
         tree = _parse(text)
-        return list(dict.fromkeys(_walk(tree)))
+        return list(dict.fromkeys((*_walk(tree), *_turns(tree, 1))))
     except TemplateSyntaxError as error:
         return [f"line {error.lineno}: it cannot be read: {error.message}"]
     except RecursionError:
@@ -134,6 +137,8 @@ def _item(node: Any) -> Iterator[str]:
     elif type(key).__name__ in ("Concat", "Mod") or (type(key).__name__ in ("Add", "Mul") and _of_text(key)):
         # `messages[loop.index0 - 1]` and `names[i]` are usual, a name that is put together is not.
         yield "an item by a name that is put together"
+    elif type(key).__name__ in ("Call", "Filter"):
+        yield "an item by a name that is reckoned"
 
 
 def _of_text(node: Any) -> bool:
@@ -143,6 +148,33 @@ def _of_text(node: Any) -> bool:
 def _constant(node: Any) -> Iterator[str]:
     if isinstance(node.value, str) and (found := _DUNDER.search(node.value)):
         yield f"the text `{found[0]}`, the name of something inside Python"
+    if isinstance(node.value, str) and _WIDE.search(node.value):
+        yield "a format of great width"
+
+
+def _sizes(node: Any) -> Iterator[str]:
+    """`ljust`, `center`, `indent` and the like make texts as long as they are told."""
+    for each in (*(node.args or ()), *(keyword.value for keyword in node.kwargs or ())):
+        value = getattr(each, "value", None)
+        if isinstance(value, int) and value > MAX_FACTOR:
+            yield f"a size of {value:,}"
+
+
+def _keyword(node: Any) -> Iterator[str]:
+    yield from _name_of(node.key)
+
+
+def _turns(node: Any, times: int) -> Iterator[str]:
+    """Loops within loops: each is bounded by the sandbox, what they multiply to is not."""
+    if type(node).__name__ == "For" and getattr(getattr(node.iter, "node", None), "name", None) == "range":
+        times *= max(
+            (n for part in node.iter.args if isinstance(n := getattr(part, "value", 1), int)), default=1
+        )
+        if times > MAX_TURNS:
+            yield f"line {node.lineno}: loops that turn {times:,} times"
+            return
+    for child in node.iter_child_nodes():
+        yield from _turns(child, times)
 
 
 def _name(node: Any) -> Iterator[str]:
@@ -151,6 +183,7 @@ def _name(node: Any) -> Iterator[str]:
 
 
 def _filter(node: Any) -> Iterator[str]:
+    yield from _sizes(node)
     if node.name == "attr":
         if not node.args or not isinstance(getattr(node.args[0], "value", None), str):
             yield "the filter `attr` with a name that is put together"
@@ -173,6 +206,8 @@ def _product(node: Any) -> Iterator[str]:
         value = getattr(side, "value", None)
         if isinstance(value, int) and value > MAX_FACTOR:
             yield f"something multiplied by {value:,}"
+        if isinstance(value, str) and value.strip("_") == "" != value:
+            yield "underscores that are multiplied, as in names of what is inside Python"
 
 
 def _power(_node: Any) -> Iterator[str]:
@@ -185,6 +220,8 @@ _LOOKS: Mapping[str, Callable[[Any], Iterator[str]]] = {
     "Const": _constant,
     "Name": _name,
     "Filter": _filter,
+    "Call": _sizes,
+    "Keyword": _keyword,
     "Include": _other_template,
     "Import": _other_template,
     "FromImport": _other_template,
