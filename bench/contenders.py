@@ -25,6 +25,8 @@ class Peer:
     requirement: str
     command: Command
     env: dict[str, str] = field(default_factory=dict)
+    share: float = 1
+    """Of the usual connections: so many that a slow one still ends requests within a load."""
 
     @property
     def folder(self) -> Path:
@@ -91,7 +93,7 @@ PEERS = {
     for peer in (
         Peer("vllm-router", "vllm-router", _rust_router("vllm-router", level="warning")),
         Peer("sglang-router", "sglang-router", _rust_router("sglang-router", "launch", level="warn")),
-        Peer("litellm", "litellm[proxy]", _litellm, {"LITELLM_LOG": "ERROR"}),
+        Peer("litellm", "litellm[proxy]", _litellm, {"LITELLM_LOG": "ERROR"}, share=0.1),
     )
 }
 

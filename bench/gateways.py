@@ -84,11 +84,15 @@ def body(*, stream: bool = False, at_once: bool = True, tokens: int = 64) -> str
 
 @dataclass(frozen=True)
 class Contender:
-    """`start` is given its port and the engines' and starts it."""
+    """`start` is given its port and the engines' and starts it; `share` is that of the usual connections."""
 
     name: str
     version: str
     start: Callable[[int, Sequence[int]], Process]
+    share: float = 1
+
+    def some(self, connections: int) -> int:
+        return max(1, round(connections * self.share))
 
 
 def ours(stack: contextlib.ExitStack, folder: Path, args: argparse.Namespace, workers: int = 1) -> Contender:
@@ -123,7 +127,7 @@ def peers(stack: contextlib.ExitStack, folder: Path, args: argparse.Namespace) -
             command = peer.command(peer.folder / "bin", where, port, engines)
             return stack.enter_context(running(command, where / "log", peer.env))
 
-        return Contender(name, peer.version, start)
+        return Contender(name, peer.version, start, peer.share)
 
     return [contender(name) for name in args.peers]
 
@@ -148,8 +152,14 @@ def json_load(
     seen = wrk(port, text, connections, seconds, folder)
     used = process.cpu() - before
     process.check()
-    if seen.errors or not seen.requests:
-        raise HarnessError(f"of {seen.requests} requests some failed: {seen.errors}; {process.told()}")
+    if seen.errors:
+        raise HarnessError(
+            f"of {seen.requests} requests to {process.name} some failed: {seen.errors}; {process.told()}"
+        )
+    if not seen.requests:
+        raise HarnessError(
+            f"{process.name} answered none of {connections} requests in {seconds:g} s: give it more --seconds"
+        )
     return used * 1e6 / seen.requests, seen.rate
 
 
@@ -186,17 +196,16 @@ def load(args: argparse.Namespace) -> Result:
             port = free_port()
             process = contender.start(port, engines.ports)
             until_answered(process, port, PATH, body().encode())
-            started.append((contender.name, process, port))
+            started.append((contender, process, port))
         for number in range(1, args.rounds + 1):
             direct = wrk(engines.ports[0], body(), 1, max(1, args.seconds / 3), folder)
             note(rounds, DIRECT, p50=direct.p50, p99=direct.p99)
-            for name, process, port in started:
-                us, rate = json_load(process, port, JSON_CONNECTIONS, args.seconds, folder, body())
-                burst, _ = json_load(
-                    process, port, JSON_CONNECTIONS, args.seconds / 2, folder, body(stream=True)
-                )
+            for contender, process, port in started:
+                name, connections = contender.name, contender.some(JSON_CONNECTIONS)
+                us, rate = json_load(process, port, connections, args.seconds, folder, body())
+                burst, _ = json_load(process, port, connections, args.seconds / 2, folder, body(stream=True))
                 alone = wrk(port, body(), 1, max(1, args.seconds / 3), folder)
-                token, _ = paced_load(process, port, engines, PACED_STREAMS, args.seconds)
+                token, _ = paced_load(process, port, engines, contender.some(PACED_STREAMS), args.seconds)
                 rss, pss = process.memory()
                 figures = {
                     "json_us": us, "rate": rate, "burst_us": burst / 64, "token_us": token, "rss": rss, "pss": pss,

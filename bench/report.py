@@ -55,7 +55,8 @@ the traces sampled. CPU is that of a gateway's whole process tree; a Redis is no
 """
 EXPLAINED = {
     "load": "32 connections for JSON requests (140 characters of prompt) and bursts of 64 tokens, 200 streams of 50 "
-    "tokens/s for paced tokens, one connection for latency, of which that without a gateway is taken off.",
+    "tokens/s for paced tokens, one connection for latency, of which that without a gateway is taken off. LiteLLM gets a tenth of the connections "
+    "and streams: with more it ends none in time.",
     "start": "From the start of the program to the first 200 of `/v1/models` and of a completion.",
     "streams": "{streams} streams of 50 tokens/s. A gap is what lies between two tokens of a stream; added is by how "
     "much it was longer when they came than when the engine sent them. Under way is the time from the engine's "
@@ -179,5 +180,5 @@ def _named(who: str, result: Result) -> str:
 def _machine(machine: Mapping[str, Any]) -> str:
     return (
         f"{machine['date']}: {machine['cores']} cores of {machine['cpu']}, Linux {machine['kernel']}, "
-        f"Python {machine['python']}; load before {machine['load before']:.1f}."
+        f"Python {machine['python']}; load before {machine['load before']:.1f}, others took {machine['others']:.2f} cores meanwhile."
     )

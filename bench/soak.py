@@ -45,9 +45,11 @@ from bench.machine import (
     HarnessError,
     Process,
     ask,
+    busy,
     facts,
     free_port,
     needs,
+    others,
     running,
     until_answered,
 )
@@ -188,6 +190,7 @@ async def request(place: Place, wire: Wire, dice: random.Random) -> bool:
         seen.outcomes["left"] += 1
         return False
     reply = await wire.reply()
+    # After the event of an error the gateway closes.
     fault = fault_of(stream, usage and stream, tokens, reply.status, reply.complete, bytes(reply.body))
     if fault is None:
         seen.outcomes["streams" if stream else "whole replies"] += 1
@@ -197,7 +200,7 @@ async def request(place: Place, wire: Wire, dice: random.Random) -> bool:
         seen.outcomes["broken by an engine's end"] += 1
     else:
         seen.fail(f"{path} {'stream' if stream else 'whole'}: {fault}")
-    return reply.complete and reply.headers.get("connection") != "close"
+    return fault is None and reply.headers.get("connection") != "close"
 
 
 async def refused(place: Place, wire: Wire, dice: random.Random) -> bool:
@@ -418,11 +421,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         )
         until_answered(gateway, admin, "/readyz")
         place = Place(here, gateway, port, admin, engines, Seen())
-        machine = facts()
+        machine, before = facts(), busy()
         result = asyncio.run(soak(place, args, redis))
         for line in place.seen.errors[:20]:
             print(line, file=sys.stderr)
-        return {"machine": machine, **result}
+    machine["others"] = others(before)
+    return {"machine": machine, **result}
 
 
 def main() -> int:
