@@ -261,7 +261,7 @@ async def watched_policy(place: Place) -> None:
 async def broken_policy(place: Place) -> None:
     good = (place.folder / "policy.yaml").read_text()
     place.write("policy.yaml", good.replace("send: exact", "send: exat", 1))
-    await reloaded(place, 422)
+    await reloaded(place, 400)
     place.write("policy.yaml", good)
     await reloaded(place, 200)
 
