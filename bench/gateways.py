@@ -229,11 +229,12 @@ def start(args: argparse.Namespace) -> Result:
                 models = until_answered(process, port, "/v1/models")
                 rss, pss = process.memory()
                 answered = until_answered(process, port, PATH, body().encode())
+                cpu = process.cpu()
                 process.stop()
-                note(rounds, contender.name, models=models, answered=answered, rss=rss, pss=pss)
+                note(rounds, contender.name, models=models, answered=answered, cpu=cpu, rss=rss, pss=pss)
                 print(
                     f"round {number} of {args.rounds}, {contender.name}: /v1/models after {models:.2f} s, "
-                    f"a completion after {answered:.2f} s, {rss:.0f} MiB resident",
+                    f"a completion after {answered:.2f} s and {cpu:.2f} s of CPU, {rss:.0f} MiB resident",
                     flush=True,
                 )
     return {"rounds": rounds, "versions": {one.name: one.version for one in some}}

@@ -24,6 +24,7 @@ LOADS = {
 STARTS = {
     "models": ("first answer, s", 2),
     "answered": ("first completion, s", 2),
+    "cpu": ("CPU until then, s", 2),
     "rss": ("resident then, MiB", 1),
     "pss": ("PSS then, MiB", 1),
 }
@@ -45,7 +46,7 @@ WORKERS = {
 }
 FIGURES = {"load": LOADS, "start": STARTS, "streams": STREAMS, "workers": WORKERS}
 # Where less is better, and one can be held against the other.
-COMPARED = {"load": ("json_us", "token_us", "burst_us", "rss", "pss"), "start": ("models", "rss")}
+COMPARED = {"load": ("json_us", "token_us", "burst_us", "rss", "pss"), "start": ("models", "cpu", "rss")}
 INTRODUCTION = """# Results
 
 Written by `bench/gateways.py --write`: do not edit. Figures are the median of the rounds of one run, with the least
