@@ -396,8 +396,8 @@ def name_of(args: argparse.Namespace) -> str:
 def main() -> int:
     args = arguments()
     on_signals()
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     try:
+        results = kept()
         if args.part != "report":
             here = facts()
             for program in ("engine", "streams"):
@@ -410,14 +410,28 @@ def main() -> int:
             results = merged(results, name_of(args), result)
             print(json.dumps({name_of(args): brief(args.part, result)}))
         if args.write or args.part == "report":
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-            REPORT.write_text(render(results))
+            keep(results)
     except (HarnessError, OSError, http.client.HTTPException) as exc:
         print(exc, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def kept() -> dict[str, Result]:
+    """What was written before, by part. Raises HarnessError."""
+    try:
+        results: dict[str, Result] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    except ValueError as exc:
+        raise HarnessError(f"{RESULTS} is not JSON ({exc}): check it out anew, or remove it") from None
+    return results
+
+
+def keep(results: dict[str, Result]) -> None:
+    """All of them, and the report."""
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    REPORT.write_text(render(results))
 
 
 def on_signals() -> None:

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from bench.contenders import POLICY, deploy, our_program
 from bench.figures import merged, slope, slope_error
-from bench.gateways import REPORT, RESULTS, on_signals
+from bench.gateways import keep, kept, on_signals
 from bench.machine import (
     Engines,
     HarnessError,
@@ -433,17 +433,16 @@ def main() -> int:
     args = arguments()
     on_signals()
     try:
+        results = kept()
         result = run(args)
+        if args.write:
+            keep(merged(results, "soak", result))
     except (HarnessError, OSError) as exc:
         print(exc, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    results = merged(json.loads(RESULTS.read_text()) if RESULTS.exists() else {}, "soak", result)
     print(render({"soak": result}, introduction=""))
-    if args.write:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        REPORT.write_text(render(results))
     found = faults(result)
     for fault in found:
         print(fault, file=sys.stderr)
