@@ -42,10 +42,12 @@ from bench.machine import (
     Engines,
     HarnessError,
     Process,
+    busy,
     facts,
     free_port,
     native,
     needs,
+    others,
     running,
     streamed,
     streams,
@@ -399,13 +401,14 @@ def main() -> int:
     try:
         results = kept()
         if args.part != "report":
-            here = facts()
             for program in ("engine", "streams"):
                 native(program)
+            here, before = facts(), busy()
+            measured = PARTS[args.part](args)
             result = {
-                "machine": here,
+                "machine": {**here, "others": others(before)},
                 "options": {"rounds": args.rounds, "seconds": args.seconds},
-                **PARTS[args.part](args),
+                **measured,
             }
             results = merged(results, name_of(args), result)
             print(json.dumps({name_of(args): brief(args.part, result)}))
