@@ -11,15 +11,14 @@ import logging
 import random
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gateway.relay.client import Client
-from gateway.telemetry.export import Sender, otlp_exporter, shown
+from gateway.telemetry.export import Exporter, Later, Sender, otlp_exporter, shown
 from gateway.telemetry.record import GOOD, Record, TraceIds
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
-
     from gateway.telemetry.spans import Asked
 
 logger = logging.getLogger("dualgauge.traces")
@@ -49,7 +48,7 @@ class Tracer:
 
     def __init__(
         self,
-        exporter: SpanExporter,
+        exporter: Exporter,
         sample: float,
         rand: random.Random,
         *,
@@ -100,4 +99,5 @@ def traceparent(ids: TraceIds) -> bytes:
 
 def otlp_tracer(endpoint: str, sample: float, rand: random.Random, *, capture: bool = False) -> Tracer:
     """Traces to an OTLP collector; see `otlp_exporter` for its url."""
-    return Tracer(otlp_exporter(endpoint), sample, rand, capture=capture, where=shown(endpoint))
+    exporter = Later(partial(otlp_exporter, endpoint))
+    return Tracer(exporter, sample, rand, capture=capture, where=shown(endpoint))

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway.config import parse, speaks_grpc
-from gateway.telemetry.export import MAX_QUEUE, Sender, otlp_exporter, shown
+from gateway.telemetry.export import MAX_QUEUE, Later, Sender, otlp_exporter, shown
 from gateway.telemetry.traces import Tracer
 from policies.document import ProblemsError
 from tests.support.client import ask, until
@@ -82,6 +83,28 @@ def test_where_spans_are_sent_to(url: str, endpoint: str) -> None:
     exporter: Any = otlp_exporter(url)
     assert exporter._endpoint == endpoint
     exporter.shutdown()
+
+
+def test_an_exporter_is_made_where_spans_are_first_sent() -> None:
+    made: list[Any] = []
+
+    def make() -> Any:
+        made.append(InMemorySpanExporter())
+        return made[0]
+
+    later = Later(make)
+    assert not made
+    later.export([])
+    later.export([])
+    later.shutdown()
+    assert len(made) == 1
+
+
+def test_an_exporter_that_was_never_needed_is_not_made() -> None:
+    def make() -> Any:
+        raise AssertionError("nothing was sent")
+
+    Later(make).shutdown()
 
 
 def test_a_password_of_a_collector_is_not_shown() -> None:
