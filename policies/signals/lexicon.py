@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -25,9 +26,9 @@ _GREEK_AND_ON = 0x0370
 _GREEK_BYTES = 0xCD
 _BEFORE_GREEK = bytes(range(_GREEK_BYTES))
 _LATIN_AGAIN = 0x1E00
-_THAI = range(0x0E00, 0x0E80)
 _UTF_16 = f"utf-16-{sys.byteorder[0]}e"
-_KANA_AND_HAN = range(0x3040, 0xA000)
+# Thai, kana and Han.
+_UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u9fff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +158,14 @@ def build(entries: Iterable[tuple[str, str]]) -> Lexicon:
             subjects.append(subject)
         column = subjects.index(subject)
         raw = term.encode().translate(_BLANKS)
-        points = [ord(character) for character in term]
+        first = ord(term[0])
         spaced = b" " in raw.strip()
-        if any(point in _THAI or point in _KANA_AND_HAN for point in points):
+        if _UNSPACED.search(term):
             if len(term) == 1:
                 characters.add((term, column))
             else:
                 pieces.setdefault(next(_pairs(term)), set()).add((term, column))
-        elif points[0] >= _GREEK_AND_ON and points[0] not in range(_LATIN_AGAIN, 0x2000):
+        elif first >= _GREEK_AND_ON and first not in range(_LATIN_AGAIN, 0x2000):
             if spaced:
                 phrases.add((raw, column))
             elif raw.endswith(b" "):
