@@ -116,7 +116,12 @@ class Engine:
 
 class Fleet:
     """All engines by tier; `tiers` go from the least to the most precise. `several` are the tiers that have
-    more than one."""
+    more than one. Engines may come and go (`change`), tiers stay."""
+
+    engines: tuple[Engine, ...]
+    by_name: Mapping[str, Engine]
+    tiers: Mapping[str, tuple[Engine, ...]]
+    several: frozenset[str]
 
     def __init__(
         self,
@@ -124,13 +129,8 @@ class Fleet:
         tiers: Sequence[str],
         rand: random.Random | None = None,
     ) -> None:
-        self.engines = tuple(Engine(spec) for spec in specs)
-        self.by_name: Mapping[str, Engine] = {e.spec.name: e for e in self.engines}
-        self.tiers: Mapping[str, tuple[Engine, ...]] = {
-            tier: tuple(e for e in self.engines if e.spec.tier == tier) for tier in tiers
-        }
-        self.several = frozenset(tier for tier, engines in self.tiers.items() if len(engines) > 1)
         self._order = tuple(tiers)
+        self._have(tuple(Engine(spec) for spec in specs))
         self._rand = rand or random.Random()  # noqa: S311 - spreads load, no secret
         # Tiers that take turns on one GPU: how many seconds a request waits for its tier's.
         self.turns: Mapping[str, float] = {}
@@ -138,6 +138,29 @@ class Fleet:
         self.watchers: list[Callable[[Engine], None]] = []
         # Told of an engine that could not be reached: a probe soon tells a moment's trouble from an outage.
         self.doubters: list[Callable[[Engine], None]] = []
+        # Told when engines came or went.
+        self.movers: list[Callable[[], None]] = []
+
+    def _have(self, engines: tuple[Engine, ...]) -> None:
+        self.engines = engines
+        self.by_name = {e.spec.name: e for e in engines}
+        self.tiers = {tier: tuple(e for e in engines if e.spec.tier == tier) for tier in self._order}
+        self.several = frozenset(tier for tier, some in self.tiers.items() if len(some) > 1)
+
+    def change(self, specs: Sequence[EngineSpec]) -> tuple[Sequence[Engine], Sequence[Engine]]:
+        """Have these engines from now on: (those that came, those that went). One whose spec is as before
+        keeps its state. What has gone takes no request any more; those that it has end there."""
+        before = self.engines
+        kept = {e.spec.name: e for e in before if e.spec in specs}
+        now = tuple(kept.get(spec.name) or Engine(spec) for spec in specs)
+        came, went = [e for e in now if e not in before], [e for e in before if e not in now]
+        if came or went:
+            self._have(now)
+            for engine in went:
+                self.set_state(engine, "down", "it has left")
+            for mover in self.movers:
+                mover()
+        return came, went
 
     def pick(self, tier: str, tried: Collection[Engine] = (), key: int | None = None) -> Engine | None:
         """The engine of a tier for a request, None where no usable one was left untried.
@@ -196,6 +219,8 @@ class Fleet:
     # what probes and requests report
 
     def set_state(self, engine: Engine, state: State, reason: str, doubt: Doubt = "") -> None:
+        if state != "down" and self.by_name.get(engine.spec.name) is not engine:
+            return  # it has left meanwhile
         changed = engine.state != state
         engine.state = state
         engine.reason = reason

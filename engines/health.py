@@ -146,23 +146,42 @@ class Watch:
         self._fetch = fetch
         self._schedule = schedule
         self._clock = clock
-        self._soon = {engine: asyncio.Event() for engine in fleet.engines}
+        self._soon: dict[Engine, asyncio.Event] = {}
+        self._moved = asyncio.Event()
 
     async def run(self) -> None:
-        hurry = self._hurry
+        hurry, moved = self._hurry, self._moved.set
         self._fleet.doubters.append(hurry)
+        self._fleet.movers.append(moved)
         try:
             async with asyncio.TaskGroup() as group:
-                for engine in self._fleet.engines:
-                    group.create_task(self._watch(engine), name=f"watch {engine.spec.name}")
+                watched: dict[Engine, asyncio.Task[None]] = {}
+                while True:
+                    self._moved.clear()
+                    for engine in watched.keys() - set(self._fleet.engines):
+                        watched.pop(engine).cancel()
+                    for engine in self._fleet.engines:
+                        if engine not in watched:
+                            name = f"watch {engine.spec.name}"
+                            watched[engine] = group.create_task(self._watch(engine), name=name)
+                    await self._moved.wait()
         finally:
             self._fleet.doubters.remove(hurry)
+            self._fleet.movers.remove(moved)
 
     def _hurry(self, engine: Engine) -> None:
-        self._soon[engine].set()
+        soon = self._soon.get(engine)
+        if soon is not None:
+            soon.set()
 
     async def _watch(self, engine: Engine) -> None:
-        soon = self._soon[engine]
+        soon = self._soon[engine] = asyncio.Event()
+        try:
+            await self._again_and_again(engine, soon)
+        finally:
+            del self._soon[engine]
+
+    async def _again_and_again(self, engine: Engine, soon: asyncio.Event) -> None:
         while True:
             try:
                 await self.probe(engine)

@@ -8,7 +8,7 @@ import logging
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,24 @@ def _store(config: Config, clock: Callable[[], float], rand: random.Random) -> S
     return RedisStore(config.limits, workers=config.workers, process=process, clock=clock)
 
 
+def change_engines(gateway: Gateway, specs: Sequence[EngineSpec]) -> None:
+    """Have these engines from now on, in the tiers of the configuration. Requests that run on one that is not
+    among them end there; it gets no new ones, and what it stored is forgotten."""
+    came, went = gateway.fleet.change(specs)
+    gateway.departed = [upstream for upstream in gateway.departed if upstream.pool.open]
+    for engine in went:
+        name = engine.spec.name
+        # Its connections are not touched: each is closed when its request has ended, or idle for a while.
+        gateway.departed.append(gateway.upstreams.pop(name))
+        gateway.stored.forget(name)
+        logger.info("engine %s has left", name)
+    for engine in came:
+        spec = engine.spec
+        gateway.upstreams[spec.name] = Upstream(spec, _idle_seconds(spec))
+        engine.manifest = _manifest(spec)
+        logger.info("engine %s has come, %s", spec.name, spec.url)
+
+
 def _idle_seconds(spec: EngineSpec) -> float:
     return EXTERNAL_IDLE_SECONDS if spec.kind == "external" else LAUNCHED_IDLE_SECONDS
 
@@ -152,12 +170,14 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         gateway.decisions.log.start()
     health = gateway.config.health
     schedule = Schedule(health.every, health.down_after, health.up_after, health.stalled_after)
-    watch = Watch(
-        gateway.fleet,
-        lambda spec, path, seconds: fetch(gateway.upstreams[spec.name], path, seconds),
-        schedule,
-        gateway.clock,
-    )
+
+    async def ask(spec: EngineSpec, path: str, seconds: float) -> tuple[int, bytes]:
+        upstream = gateway.upstreams.get(spec.name)
+        if upstream is None:
+            raise OSError("it has left")
+        return await fetch(upstream, path, seconds)
+
+    watch = Watch(gateway.fleet, ask, schedule, gateway.clock)
     tasks = [
         asyncio.create_task(watch.run(), name="health"),
         asyncio.create_task(watch_files(gateway), name="files"),
@@ -171,7 +191,7 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for upstream in gateway.upstreams.values():
+        for upstream in (*gateway.upstreams.values(), *gateway.departed):
             upstream.pool.close()
         gateway.reader.close()
         if gateway.counter is not None:

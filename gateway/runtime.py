@@ -94,6 +94,11 @@ class StoredReplies:
         if len(self._by_id) > MAX_STORED:
             self._by_id.popitem(last=False)
 
+    def forget(self, engine: str) -> None:
+        """What an engine held is gone with it."""
+        for reply in [reply for reply, (holder, _, _) in self._by_id.items() if holder == engine]:
+            del self._by_id[reply]
+
     def find(self, reply: str) -> tuple[str, str, float | None] | None:
         """(engine, tenant, sample) of a reply that is remembered."""
         return self._by_id.get(reply)
@@ -125,7 +130,7 @@ class Load:
 class Gateway:
     """`clock` is monotonic and `wall` Unix time, both in seconds; `rand` draws ids. `prompts` says how the
     length of prompts is measured, where nothing counts them. `sockets` is the folder of hosted engines'
-    sockets, there while the gateway runs."""
+    sockets, there while the gateway runs. `departed` are the upstreams of engines that have left."""
 
     config: Config
     snapshot: Snapshot
@@ -150,6 +155,7 @@ class Gateway:
     sockets: Path = Path()
     stamps: Stamps = field(default_factory=dict)
     names: dict[str, str | None] = field(default_factory=dict)
+    departed: list[Upstream] = field(default_factory=list)
     recent: Recent = field(default_factory=Recent)
     reader: Reader = field(default_factory=Reader)
     load: Load = field(default_factory=Load)

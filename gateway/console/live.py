@@ -41,7 +41,7 @@ class Live:
         tick, made = self._position(cursor)
         history = self._gateway.history
         parts = {
-            "cursor": f"{self._process}.{self._tick}.{history.made}",
+            "cursor": f"{self._form}.{self._tick}.{history.made}",
             "every": self._every,
             "state": msgspec.Raw(self._state),
             "decisions": [msgspec.Raw(row) for at, row, _ in self._decisions.values() if at > tick],
@@ -51,10 +51,15 @@ class Live:
             parts["columns"] = history.columns
         return encode(parts)
 
+    @property
+    def _form(self) -> str:
+        """What a cursor's figures belong to: this process, and the columns that rows have now."""
+        return f"{self._process}-{self._gateway.history.form}"
+
     def _position(self, cursor: str) -> tuple[int, int]:
-        process, _, numbers = cursor.partition(".")
+        form, _, numbers = cursor.partition(".")
         tick, _, made = numbers.partition(".")
-        if process != self._process or not (tick + made).isdecimal():
+        if form != self._form or not (tick + made).isdecimal():
             return -1, -1
         return int(tick), int(made)
 

@@ -34,11 +34,27 @@ class History:
         self._first: deque[dict[str, list[int]]] = deque(maxlen=WINDOW)
         self._before: tuple[float, dict[str, tuple[float, float]]] | None = None
         self.made = 0
+        self.columns = self._columns()
+        # How often the columns have changed: rows from before mean something else.
+        self.form = 0
+        fleet.movers.append(self._fit)
+
+    def _columns(self) -> tuple[str, ...]:
+        fleet = self._fleet
         per_tier = ("requests", "tokens", "in_flight", "ttft_p50", "ttft_p90")
-        self.columns = (
+        return (
             *(f"tier/{tier}/{name}" for tier in fleet.tiers for name in per_tier),
             *(f"engine/{e.spec.name}/{name}" for e in fleet.engines for name in ("running", "waiting", "kv")),
         )
+
+    def _fit(self) -> None:
+        """Bring the rows into the form that they have with the engines of now."""
+        before = {name: index for index, name in enumerate(self.columns, 1)}
+        self.columns = self._columns()
+        self.form += 1
+        places = [before.get(name) for name in self.columns]
+        for index, row in enumerate(self._rows):
+            self._rows[index] = [row[0], *(None if place is None else row[place] for place in places)]
 
     async def run(self) -> None:
         """Take a row every two seconds. Runs until it is cancelled."""

@@ -6,12 +6,14 @@ import asyncio
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from http.cookies import SimpleCookie
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gateway.app import change_engines
 from gateway.cli.status import describe, status
 from gateway.config import parse
 from gateway.console.access import COOKIE, SESSION_SECONDS, Access, is_loopback
@@ -374,6 +376,14 @@ async def test_a_cursor_that_says_nothing_gets_everything(tmp_path: Path, cursor
         answer = await live(served, cursor)
         assert len(answer["decisions"]) == 1
         assert answer["columns"][0] == "tier/fast/requests"
+
+
+async def test_a_cursor_from_before_an_engine_came_gets_the_columns_anew(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
+        before = await live(served)
+        (spec,) = served.gateway.config.engines
+        change_engines(served.gateway, [spec, replace(spec, name="fast-9")])
+        assert "engine/fast-9/running" in (await live(served, before["cursor"]))["columns"]
 
 
 async def test_rules_keep_their_counts_over_a_reload(tmp_path: Path) -> None:

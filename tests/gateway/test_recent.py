@@ -1,9 +1,11 @@
 """What is kept of the latest decisions, and of the figures of the last minutes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gateway.app import change_engines
 from gateway.telemetry.history import ROWS, History, quantile
 from gateway.telemetry.recent import EACH_LOOK, IDLE_SECONDS, LATEST, MOST, Recent
 from gateway.telemetry.record import Record
@@ -115,6 +117,21 @@ async def test_a_row_has_the_figures_of_two_seconds(tmp_path: Path) -> None:
     assert shown["tier/fast/ttft_p50"] is None
     assert shown["engine/fast-0/waiting"] == 7
     assert shown["tier/exact/requests"] == 0
+
+
+async def test_rows_keep_what_they_have_when_engines_come_and_go(tmp_path: Path) -> None:
+    async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
+        gateway = served.gateway
+        (spec,) = gateway.config.engines
+        history = gateway.history
+        history.take()
+        served.engine("fast-0").waiting = 7
+        history.take()
+        change_engines(gateway, [replace(spec, name="fast-9"), spec])
+        history.take()
+    form = {name: index for index, name in enumerate(history.columns, 1)}
+    columns = [form[f"engine/fast-{number}/waiting"] for number in (9, 0)]
+    assert [[row[column] for column in columns] for row in history.since(-1)[-2:]] == [[None, 7], [0, 7]]
 
 
 async def test_rows_are_bounded_and_sent_once(tmp_path: Path) -> None:
