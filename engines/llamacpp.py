@@ -22,6 +22,8 @@ OTHER_MODEL = (
     *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "--models-dir", "--models-preset"),
 )
 """Options by which the server would open another model than the one that was checked."""
+AMX = "amx_int8"
+_REPACK = ("--repack", "-nr", "--no-repack")
 _GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 
 
@@ -29,8 +31,14 @@ class ModelError(Exception):
     """A model that is no single GGUF file."""
 
 
-def command(placement: Placement, binary: Path, model: Path, inherited: Mapping[str, str]) -> Command:
-    """How to start this engine; `model` is a GGUF file."""
+def command(
+    placement: Placement,
+    binary: Path,
+    model: Path,
+    inherited: Mapping[str, str],
+    cpu_flags: frozenset[str] = frozenset(),
+) -> Command:
+    """How to start this engine; `model` is a GGUF file, `cpu_flags` are the processor's."""
     spec = placement.spec
     address = Address.parse(spec.url)
     argv = [str(binary), "--model", str(model), "--host", "127.0.0.1", "--port", str(address.port)]
@@ -46,6 +54,8 @@ def command(placement: Placement, binary: Path, model: Path, inherited: Mapping[
         env["CUDA_VISIBLE_DEVICES"] = ""
         if not has_option(spec.args, "-t", "--threads"):
             argv += ["--threads", str(max(1, len(placement.cpus)))]
+        if AMX in cpu_flags and not has_option(spec.args, *_REPACK):
+            argv += ["--no-repack"]  # its kernels for AMX end it with SIGSEGV (llama.cpp#20824)
     return Command((*argv, *spec.args), {**env, **spec.env})
 
 

@@ -99,7 +99,7 @@ def _engine_unit(
         grace=ENGINE_STOP,
         tier=spec.tier,
         sleeper=Sleeper(spec) if spec.kind == "vllm" else None,
-        check=_checker(spec, prepared).check,
+        check=checker(spec, prepared).check,
     )
 
 
@@ -107,11 +107,12 @@ def _command(placement: Placement, prepared: Prepared, env: Mapping[str, str]) -
     name = placement.spec.name
     program, model = prepared.programs[name], prepared.models[name]
     if placement.spec.kind == "llama.cpp":
-        return llamacpp.command(placement, program, model, env)
+        return llamacpp.command(placement, program, model, env, prepared.plan.machine.cpu_flags)
     return vllm.command(placement, program, str(model), env)
 
 
-def _checker(spec: EngineSpec, prepared: Prepared) -> Checker:
+def checker(spec: EngineSpec, prepared: Prepared) -> Checker:
+    """What must hold of an engine's model before each start."""
     integrity = prepared.config.integrity
     expected = Expected(
         args=spec.args,

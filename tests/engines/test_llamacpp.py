@@ -106,3 +106,20 @@ def test_a_llama_server_is_planned_smaller_than_a_vllm(tmp_path: Path) -> None:
     machine = Machine(gpus=(), cpus=(0, 1), memory=2 << 30, available=2 << 30)
     found = plan.plan([spec(model=str(file))], machine, lambda _: checkpoint.read(file))
     assert found.placements[0].memory < 2 << 30
+
+
+AMX = frozenset({"avx2", "amx_int8"})
+
+
+def test_on_a_processor_with_amx_its_kernels_are_left_out() -> None:
+    assert "--no-repack" in llamacpp.command(placed(), BINARY, MODEL, {}, AMX).argv
+
+
+def test_elsewhere_weights_are_repacked() -> None:
+    assert "--no-repack" not in llamacpp.command(placed(), BINARY, MODEL, {}, frozenset({"avx2"})).argv
+    assert "--no-repack" not in llamacpp.command(placed("gpu:0"), BINARY, MODEL, {}, AMX).argv
+
+
+def test_an_operator_may_want_the_kernels_for_amx() -> None:
+    argv = llamacpp.command(placed(args=("--repack",)), BINARY, MODEL, {}, AMX).argv
+    assert "--no-repack" not in argv
