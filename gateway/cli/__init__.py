@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
         "policy_group",
         "Check, test and replay policies; print the schema.",
     ),
+    "bench": ("gateway.cli.bench", "bench_command", "Measure this pair on this machine, and write a report."),
     "engine": ("gateway.cli.engine_cmd", "engine_group", "Drain, restart, sleep or wake one engine."),
     "engines": ("gateway.cli.engines_cmd", "engines_group", "Install the environments that engines run in."),
     "models": ("gateway.cli.models_cmd", "models_group", "Make and check model folders."),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import sys
 from collections.abc import Iterator
+from types import FrameType
 
 import click
 
@@ -25,6 +27,21 @@ class Failure(click.ClickException):
 
 class Interrupted(KeyboardInterrupt):
     """SIGTERM or SIGHUP while something is prepared."""
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is done here as Ctrl-C does, children included."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise Interrupted
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -34,10 +34,7 @@ def first_config(path: Path, machine: Machine, listen: HostPort | None) -> tuple
     """Write a configuration that fits this machine; returns why it is as it is."""
     address = listen or DEFAULT_LISTEN
     check_ports([_gateway_listener(address, "`listen`", ())])
-    chosen = choice.choose(machine.gpus)
-    admin = free_ports(DEFAULT_ADMIN, 1, taken=[address.port])[0]
-    ports = free_ports(FIRST_ENGINE_PORT, 2, taken=[address.port, admin])
-    text = starter(chosen, ports, listen=str(address), admin=f"127.0.0.1:{admin}")
+    text, reasons = first_text(machine, address)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         beside.write_text(text, encoding="utf-8")
@@ -45,15 +42,28 @@ def first_config(path: Path, machine: Machine, listen: HostPort | None) -> tuple
     except OSError:
         beside.unlink(missing_ok=True)
         raise
-    return chosen.reasons
+    return reasons
+
+
+def first_text(machine: Machine, listen: HostPort) -> tuple[str, tuple[str, ...]]:
+    """A configuration that fits this machine, and why it is as it is."""
+    chosen = choice.choose(machine.gpus)
+    admin = free_ports(DEFAULT_ADMIN, 1, taken=[listen.port])[0]
+    ports = free_ports(FIRST_ENGINE_PORT, 2, taken=[listen.port, admin])
+    return starter(chosen, ports, listen=str(listen), admin=f"127.0.0.1:{admin}"), chosen.reasons
 
 
 def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     """Check, install, fetch, plan. Raises Failure, ParityError, PlanError, MakingError, ProblemsError,
     OSError."""
-    machine = hardware.look()
     address = override(config, listen)
     check(config, listen=address)
+    return engines_of(config, address, view)
+
+
+def engines_of(config: Config, listen: str | None, view: View) -> Prepared:
+    """Install and fetch what the engines need, and place them. Raises as `prepare`."""
+    machine = hardware.look()
     swap = None if config.swap is None else config.swap.tier
     draft = plan.plan(
         config.engines, machine, lambda spec: plan.facts_of(spec.model or "", _local(spec)), swap
@@ -77,7 +87,7 @@ def prepare(config: Config, listen: HostPort | None, view: View) -> Prepared:
     signing = (
         environment("model-signing", view) if config.integrity.public_key and placed.placements else None
     )
-    return Prepared(config, placed, engines, folders, address, signing)
+    return Prepared(config, placed, engines, folders, listen, signing)
 
 
 def _kind(placement: Placement) -> EnvironmentKind:

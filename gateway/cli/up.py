@@ -8,10 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
@@ -19,7 +17,7 @@ import click
 from engines import hardware, runfile
 from engines.runfile import Paths, Run
 from gateway.cli import prepare
-from gateway.cli.failures import Failure, Interrupted, told
+from gateway.cli.failures import Failure, interruptible, told
 from gateway.config import DEFAULT_FILE, Config, HostPort
 
 if TYPE_CHECKING:
@@ -64,7 +62,7 @@ def up_command(file: Path | None, detach: bool, listen: HostPort | None, backgro
 
     view = View(Console())
     try:
-        with told("stopped before everything was up; nothing is left running"), _interruptible():
+        with told("stopped before everything was up; nothing is left running"), interruptible():
             path = _configured(file, listen, view)
             config = prepare.load(path)
             paths = runfile.paths(config.path)
@@ -89,21 +87,6 @@ def _configured(file: Path | None, listen: HostPort | None, view: View) -> Path:
         for reason in reasons:
             view.say(f"  {reason}")
     return path
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP end preparations like Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _running(paths: Paths, config: Config) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import TYPE_CHECKING
 
-from gateway.cli.failures import Interrupted, told
+from gateway.cli.failures import interruptible, told
 
 if TYPE_CHECKING:
     from engines.making import Progress
@@ -23,13 +21,5 @@ def working(what: str) -> Iterator[Progress]:
 
     from gateway.cli.view import View
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise Interrupted
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        with told(_STOPPED), View(Console(stderr=True)).making(what) as progress:
-            yield progress
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with interruptible(), told(_STOPPED), View(Console(stderr=True)).making(what) as progress:
+        yield progress

@@ -1,9 +1,9 @@
 """A stand-in for a vLLM server, told by options how it answers and how it fails.
 
-It completes and chats (streamed at a pace where that is asked), tokenizes, tells its KV cache, and with
-`--enable-sleep-mode` sleeps and wakes as vLLM does: /health stays 200, requests hang meanwhile, only
-/is_sleeping tells. Options that it does not know are ignored, as are positional arguments, so vLLM's command
-line starts it.
+It completes and chats (streamed at a pace where that is asked), tells probabilities of a prompt, tokenizes,
+tells its KV cache, and with `--enable-sleep-mode` sleeps and wakes as vLLM does: /health stays 200, requests
+hang meanwhile, only /is_sleeping tells. Options that it does not know are ignored, as are positional
+arguments, so vLLM's command line starts it.
 """
 
 from __future__ import annotations
@@ -70,6 +70,9 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, {"error": {"message": f"The model `{body['model']}` does not exist."}})
         elif body.get("stream"):
             self.stream(body)
+        elif "prompt_logprobs" in body:
+            told = [None, *({str(token): {"logprob": -1.0}} for token in body["prompt"][1:])]
+            self.reply(200, {"choices": [{"text": "", "prompt_logprobs": told}], "usage": usage(1)})
         elif path == "/v1/completions":
             self.reply(200, {"choices": [{"text": self.say(body["prompt"])}], "usage": usage(1)})
         else:

@@ -1,0 +1,146 @@
+"""Of what `dualgauge bench` measures: crossing points, results that are kept, memory, perplexity."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engines.bench import memory, perplexity, results
+from engines.bench.crossing import Crossing, crossing
+from engines.bench.results import FULL, QUICK, TEXTS, Host, Measured, Results, ResultsError, Score
+
+HOST = Host("a processor", 2, 1 << 30, (), "Linux")
+SPEEDS = st.dictionaries(st.integers(1, 1024), st.floats(0.01, 1e6), min_size=1, max_size=8)
+
+
+# where one stops being faster
+
+
+def test_the_crossing_lies_where_the_line_between_two_levels_meets_one() -> None:
+    # twice as fast at 8, half as fast at 32: half way between them on logarithmic scales
+    assert crossing({8: 200.0, 32: 100.0}, {8: 100.0, 32: 200.0}) == Crossing(
+        "at", (8, 32), (8,), 32, pytest.approx(16.0)
+    )
+
+
+def test_levels_of_one_engine_alone_do_not_count() -> None:
+    assert crossing({1: 10.0}, {2: 10.0}) is None
+
+
+@given(SPEEDS, SPEEDS)
+def test_above_the_crossing_no_level_is_won_and_the_level_below_is(
+    fast: dict[int, float], other: dict[int, float]
+) -> None:
+    found = crossing(fast, other)
+    both = sorted(fast.keys() & other.keys())
+    if found is None:
+        assert not both
+        return
+    won = [level for level in both if fast[level] > other[level]]
+    assert found.levels == tuple(both)
+    assert found.wins == tuple(won)
+    if found.kind == "at":
+        assert found.first is not None
+        assert found.level is not None
+        assert not [level for level in won if level >= found.first]
+        assert [level for level in both if won[-1] < level < found.first] == []
+        assert won[-1] * 0.999 <= found.level <= found.first * 1.001
+    else:
+        assert (both[-1] in won) == (found.kind == "beyond")
+        assert bool(won) == (found.kind == "beyond")
+
+
+@given(SPEEDS, SPEEDS, st.floats(0.5, 2.0))
+def test_the_unit_of_speed_does_not_move_the_crossing(
+    fast: dict[int, float], other: dict[int, float], factor: float
+) -> None:
+    one = crossing(fast, other)
+    two = crossing({k: v * factor for k, v in fast.items()}, {k: v * factor for k, v in other.items()})
+    if one is not None and two is not None and one.wins == two.wins and one.level and two.level:
+        assert two.level == pytest.approx(one.level, rel=1e-3)
+
+
+# results
+
+
+def begun(*rows: Measured) -> Results:
+    return Results(results.VERSION, 1.0, HOST, QUICK, list(rows))
+
+
+def test_a_row_that_was_not_at_hand_is_filled_by_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    results.store(path, begun(Measured("a", "A", identity="1"), Measured("b", "B", problem="not installed")))
+    found = results.resume(path, begun(Measured("a", "A", identity="1"), Measured("b", "B", identity="2")))
+    assert found.configurations[1] == Measured("b", "B", identity="2")
+
+
+def test_figures_of_what_is_no_longer_at_hand_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    score = {"prose": Score(2.0, 3, "x")}
+    results.store(path, begun(Measured("a", "A", identity="1", scores=score)))
+    found = results.resume(path, begun(Measured("a", "A", problem="gone")))
+    assert found.configurations[0].scores == score
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 1}'])
+def test_a_broken_file_says_how_to_go_on(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(text)
+    with pytest.raises(ResultsError, match="--fresh"):
+        results.load(path)
+
+
+@pytest.mark.parametrize("workload", [QUICK, FULL])
+def test_every_level_has_as_many_requests_as_it_has_at_a_time(workload: results.Workload) -> None:
+    assert all(workload.requests(level) >= level for level in (*workload.levels, 1, 3, 500))
+
+
+# memory
+
+
+def test_the_memory_of_a_process_counts_its_children() -> None:
+    block = 64 << 20
+    hold = f"x = bytearray(b'x' * {block}); print(1, flush=True); input()"
+    nested = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
+    with subprocess.Popen(
+        [sys.executable, "-c", nested], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert len(memory.tree(process.pid)) == 2
+        assert memory.resident(process.pid) > block
+        process.communicate(b"\n")
+
+
+def test_a_process_that_is_gone_holds_nothing() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    assert memory.resident(process.pid) == 0
+
+
+def test_our_own_memory_is_read() -> None:
+    assert memory.resident(os.getpid()) > 1 << 20
+
+
+# perplexity
+
+
+def test_perplexity_of_equal_chances_is_their_number() -> None:
+    assert perplexity.perplexity([math.log(1 / 8)] * 5) == pytest.approx(8.0)
+
+
+def test_a_text_of_one_token_has_none() -> None:
+    with pytest.raises(ValueError, match="one token"):
+        perplexity.perplexity([])
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_texts_ship_and_are_long_enough(name: str) -> None:
+    assert len(perplexity.text_of(name)) > 1500
