@@ -87,8 +87,9 @@ def served(
     most = max(workload.levels)
     spec = replace(placement.spec, url=f"http://127.0.0.1:{port}", api_key=None)
     if spec.kind == "llama.cpp":
-        room = max(most * (workload.input_tokens + workload.output_tokens + _ROOM), 4 * workload.scored)
-        more = ("--parallel", str(most), "--kv-unified", "--ctx-size", str(room))
+        # A cache of one piece for all slots (--kv-unified) would need less and make each token read all of it.
+        slot = max(workload.input_tokens + workload.output_tokens, workload.scored) + _ROOM
+        more = ("--parallel", str(most), "--ctx-size", str(most * slot))
         placed = replace(placement, spec=replace(spec, args=(*spec.args, *more)))
         command = llamacpp.command(placed, program, model, inherited, cpu_flags)
         title, engine = "GGUF (llama.cpp)", version or "llama.cpp"

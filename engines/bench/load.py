@@ -102,7 +102,7 @@ async def generator(python: Path, logs: Path) -> AsyncIterator[Load]:
     """Start it; it is asked at once and answers when it is there. Ended at the end of the block."""
     log = logs / LOG
     reading, writing = os.pipe()
-    env = script_environment() | {"DUALGAUGE_ANSWERS_FD": str(writing), "CUDA_VISIBLE_DEVICES": ""}
+    env = script_environment() | {"DUALGAUGE_ANSWERS_FD": str(writing)}
     try:
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import httpx2
 
 START = 1800.0
-STOP = 20.0
+STOP = 8.0
 _UNKNOWN = "b0-unknown"
 """A llama-server that was compiled outside of llama.cpp's repository."""
 WARM_UP = 4

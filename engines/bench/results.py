@@ -45,8 +45,8 @@ class Workload(msgspec.Struct, frozen=True):
         return len(self.levels) + len(TEXTS)
 
 
-QUICK = Workload(LEVELS, input_tokens=32, output_tokens=16, scored=256, least=6, most=64)
-FULL = Workload(LEVELS, input_tokens=512, output_tokens=128, scored=1024, least=32, most=512)
+QUICK = Workload(LEVELS, input_tokens=32, output_tokens=16, scored=256, least=6, most=32)
+FULL = Workload(LEVELS, input_tokens=512, output_tokens=128, scored=512, least=32, most=512)
 
 
 class Quantiles(msgspec.Struct, frozen=True):

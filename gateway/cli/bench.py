@@ -268,12 +268,14 @@ def _finish(results: Results, out: Path) -> None:
 
     page, text = bench_report.write(results, out)
     whole = bench_report.overview(results)
-    table = Table(box=None, pad_edge=False)
-    for at, name in enumerate(whole.head):
-        table.add_column(name, justify="right" if at else "left")
-    for cells in whole.rows:
-        table.add_row(*cells)
-    Console().print(table)
+    speeds = 3 + len(results.workload.levels)
+    for columns in ([0, 1, *range(3, speeds)], [0, *range(speeds, len(whole.head))]):  # fits 80 columns
+        table = Table(box=None, pad_edge=False)
+        for at in columns:
+            table.add_column(whole.head[at], justify="right" if at else "left", no_wrap=not at)
+        for cells in whole.rows:
+            table.add_row(*(cells[at] for at in columns))
+        Console().print(table)
     click.echo(bench_report.crossing_text(results))
     click.echo(f"report: {page}, {text}")
     for row in results.configurations:

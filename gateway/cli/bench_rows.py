@@ -132,7 +132,11 @@ def _gguf(
         return f"llama-server is not installed: {_GET_LLAMA}"
     if file is None:
         with view.making("the demo model as GGUF") as progress:
-            file = llamacpp.file_of(demo.make_gguf(home=home.data_home(), progress=progress))
+            file = demo.make_gguf(home=home.data_home(), progress=progress)
+    try:
+        file = llamacpp.file_of(file.absolute())
+    except llamacpp.ModelError as error:
+        raise Failure(f"--gguf: {error}") from None
     spec = EngineSpec(
         name="gguf",
         tier=beside.spec.tier,
