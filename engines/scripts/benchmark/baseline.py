@@ -15,6 +15,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from queue import Queue
@@ -98,8 +99,13 @@ class Model:
             time.sleep(GATHER)
             while len(batch) < self._most and not self._waiting.empty():
                 batch.append(self._waiting.get())
-            with self._busy:
-                self._generate(batch)
+            try:
+                with self._busy:
+                    self._generate(batch)
+            except Exception:  # noqa: BLE001 - out of memory, most likely: the next batch may be smaller
+                traceback.print_exc()
+                for asked in batch:
+                    asked.tell(None)
 
     def _generate(self, batch: list[Asked]) -> None:
         longest = max(len(asked.ids) for asked in batch)
