@@ -87,7 +87,7 @@ def served(
     most = max(workload.levels)
     spec = replace(placement.spec, url=f"http://127.0.0.1:{port}", api_key=None)
     if spec.kind == "llama.cpp":
-        # A cache of one piece for all slots (--kv-unified) would need less and make each token read all of it.
+        # One cache for all slots (--kv-unified) would be smaller, and every token would read all of it.
         slot = max(workload.input_tokens + workload.output_tokens, workload.scored) + _ROOM
         more = ("--parallel", str(most), "--ctx-size", str(most * slot))
         placed = replace(placement, spec=replace(spec, args=(*spec.args, *more)))
