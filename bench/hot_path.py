@@ -68,9 +68,6 @@ class Recorder(asyncio.Transport):
     def is_closing(self) -> bool:
         return False
 
-    def get_write_buffer_size(self) -> int:
-        return 1  # there is no socket that could be written to past this
-
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 

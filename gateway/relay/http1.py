@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import http
-import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -188,7 +187,7 @@ class Request(Client):
     def write_chunk(self, chunk: bytes) -> None:
         """The same with its framing, of a reply that is `in_chunks`."""
         if not self.gone:
-            self._connection.write_now(chunk)
+            self._connection.write(chunk)
 
     def _framed(self, data: bytes) -> bytes:
         if self._head:
@@ -253,7 +252,6 @@ class Connection(asyncio.Protocol):
         self.loop = _loop or asyncio.get_running_loop()
         self._parser = self._new_parser()
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
-        self._socket = -1
         self._url = b""
         self._headers: Headers = []
         self._fed = 0
@@ -281,8 +279,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        sock = transport.get_extra_info("socket")
-        self._socket = -1 if sock is None else sock.fileno()
         self._state.connections.add(self)  # type: ignore[arg-type]
         self._idle_timer = self.loop.call_later(self._idle_seconds, self._on_idle)
 
@@ -475,17 +471,6 @@ class Connection(asyncio.Protocol):
 
     def write(self, data: bytes) -> None:
         self.transport.write(data)
-
-    def write_now(self, data: bytes) -> None:
-        """`write` without the transport's queue, where nothing waits there: it would cost a token as much as
-        all else that is done for it."""
-        transport = self.transport
-        if transport.get_write_buffer_size() == 0 and not transport.is_closing():
-            # What the socket does not take, and whatever it has against it, is the transport's business.
-            with contextlib.suppress(OSError):
-                data = data[os.write(self._socket, data) :]
-        if data:
-            transport.write(data)
 
     async def drain(self) -> None:
         """Until the client has taken most of what was written, or is gone."""
