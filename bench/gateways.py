@@ -4,7 +4,7 @@
     python bench/gateways.py load    [--peers vllm-router,sglang-router,litellm] [--store memory|redis] [--write]
     python bench/gateways.py start   how long from the start to the first answer, and the memory then
     python bench/gateways.py streams [--streams 1000]   how late tokens are when there are many streams
-    python bench/gateways.py workers [--workers 2]      one worker process against several
+    python bench/gateways.py workers [--workers 2]      one worker process against several, on one Redis
     python bench/gateways.py size    what an installation without engines takes
     python bench/gateways.py report  bench/RESULTS.md anew, from what was written
 
@@ -368,6 +368,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
             parser.error("--rounds and --seconds must be above 0")
     if not 1 <= args.streams <= 10_000:
         parser.error("--streams must be 1 to 10000")
+    if args.part == "workers":
+        # Limits of several processes are kept in one place.
+        args.store = "redis"
     if args.workers < 2:
         parser.error("--workers must be 2 or more: one is measured beside them")
     args.peers = [

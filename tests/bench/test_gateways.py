@@ -32,7 +32,7 @@ def test_a_wrong_option_is_told(given: list[str], told: str, capsys: pytest.Capt
         (["load", "--peers", "vllm-router, litellm"], "load vllm-router litellm"),
         (["load", "--peers", "", "--store", "redis"], "load redis"),
         (["streams", "--step"], "streams vllm-router 1000 step"),
-        (["workers", "--workers", "4"], "workers 4"),
+        (["workers", "--workers", "4"], "workers 4 redis"),
         (["size"], "size"),
     ],
 )
