@@ -6,7 +6,9 @@ Pure and synchronous: `feed(bytes) -> bytes to forward`, `finish() -> the rest`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from itertools import pairwise
 
 import msgspec
 
@@ -14,6 +16,7 @@ import msgspec
 HOLD_LIMIT = 1 << 20
 # Without the colon, which may stand apart. Inside a text its quotes are escaped: it does not match there.
 USAGE_KEY = b'"usage"'
+_BLANK_LINE = re.compile(rb"\n\n|\n\r\n|\r\r")
 
 
 class Usage(msgspec.Struct):
@@ -41,16 +44,11 @@ def boundary(data: bytes) -> int:
 
 def split_events(data: bytes) -> list[bytes]:
     """Whole events, each with its blank line; `data` ends on a boundary."""
-    events: list[bytes] = []
-    start = 0
-    while start < len(data):
-        ends = [
-            end + len(mark) for mark in (b"\n\n", b"\n\r\n", b"\r\r") if (end := data.find(mark, start)) >= 0
-        ]
-        stop = min(ends, default=len(data))
-        events.append(data[start:stop])
-        start = stop
-    return events
+    ends = [match.end() for match in _BLANK_LINE.finditer(data)]
+    cuts = [0, *ends]
+    if cuts[-1] < len(data):
+        cuts.append(len(data))
+    return [data[start:end] for start, end in pairwise(cuts)]
 
 
 def event_data(event: bytes) -> bytes:

@@ -170,6 +170,8 @@ class Connection(asyncio.Protocol):
             self.pool.forget(self)
         self._deadlines.discard(self)
         self._wake()
+        # The parser calls back into this connection: without it, no cycle is left.
+        self._parser = None  # type: ignore[assignment]
 
     def _ended_by_close(self) -> None:
         # A reply with neither length nor chunks ends with its connection (RFC 9112, section 6.3).

@@ -1,6 +1,8 @@
 """The client towards engines alone: its pool, and what it makes of the bytes that come."""
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -198,4 +200,21 @@ async def test_bytes_that_nobody_asked_for_end_an_idle_connection() -> None:
         pool = Pool(engine.url)
         await exchange(pool)
         await until(lambda: pool.idle == 0 and not engine.open)
+        pool.close()
+
+
+async def test_a_lost_connection_is_freed_at_once() -> None:
+    """Without the collector, which stops all streams for as long as it looks."""
+    engine = FakeEngine(hang)
+    async with engines(engine):
+        pool = Pool(engine.url)
+        connection = await pool.connect(LIMITS.connect)
+        freed = weakref.ref(connection)
+        gc.disable()
+        try:
+            pool.release(connection)
+            del connection
+            await until(lambda: freed() is None)
+        finally:
+            gc.enable()
         pool.close()
