@@ -316,7 +316,11 @@ def test_an_engine_that_does_not_do_as_it_is_told(
     tmp_path: Path, options: tuple[str, ...], asleep: bool, why: str
 ) -> None:
     async def use(port: int) -> None:
-        sleeper = Sleeper(spec("exact-0", port), sleep_seconds=0.5, wake_seconds=0.5)
+        # What answers may take its time on a busy machine.
+        seconds = 0.5 if "did not" in why else 30.0
+        sleeper = Sleeper(
+            spec("exact-0", port), sleep_seconds=seconds if asleep else 30.0, wake_seconds=seconds
+        )
         if not asleep:
             await sleeper.sleep()
         with pytest.raises(ProbeError) as caught:
