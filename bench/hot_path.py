@@ -24,9 +24,9 @@ import uvloop
 
 from gateway.app import Public, build
 from gateway.config import parse
+from gateway.listeners import listener
 from gateway.relay import upstream
 from gateway.relay.http1 import Connection
-from gateway.server import listener
 from gateway.telemetry.logs import AccessLog
 
 CONFIG = """

@@ -21,6 +21,7 @@ Doubt = Literal["", "unreachable", "stalled", "faults"]
 
 FAULTS = 3
 """So many requests in a row an engine may fail: one may be at fault itself, in each of its attempts."""
+NOT_ASKED = "not asked yet"
 QUEUED = 4
 """A queued request weighs as much as so many that run: vLLM's own weights between data-parallel engines. A
 full KV cache weighs like one queued request, since that is what the next one becomes."""
@@ -36,7 +37,7 @@ class Engine:
 
     spec: EngineSpec
     state: State = "starting"
-    reason: str = "not asked yet"
+    reason: str = NOT_ASKED
     in_flight: int = 0
     running: int = 0
     waiting: int = 0
@@ -58,6 +59,11 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.seed = affinity.seed(self.spec.name)
+
+    @property
+    def asked(self) -> bool:
+        """Whether a probe has had an answer, or none, since the start."""
+        return self.reason != NOT_ASKED
 
     @property
     def ready(self) -> bool:

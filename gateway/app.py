@@ -9,6 +9,7 @@ import random
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from engines import hosted, manifest, tokenizer_file
 from engines.fleet import Fleet
 from engines.health import Schedule, Watch
 from engines.spec import EngineSpec
-from gateway.admin import admin_app
 from gateway.config import Config
 from gateway.limits import Store
 from gateway.limits.memory import MemoryStore
@@ -24,9 +24,10 @@ from gateway.pipeline import Exchange
 from gateway.relay.client import AsgiClient, Client, Receive, Scope, Send
 from gateway.relay.fetch import fetch
 from gateway.runtime import Gateway, RetryBudget, Stamps, StoredReplies, Upstream
-from gateway.snapshots import read_snapshot, reload, told, watch_files
+from gateway.snapshots import read_snapshot, told, watch_files
 from gateway.telemetry.decision_log import DecisionLog
 from gateway.telemetry.decisions import Decisions
+from gateway.telemetry.history import figures
 from gateway.telemetry.lag import watch_lag
 from gateway.telemetry.logs import AccessLog
 from gateway.telemetry.metrics import Metrics
@@ -41,8 +42,11 @@ EXTERNAL_IDLE_SECONDS = 3.0
 LOG_SECONDS = 5.0
 
 
-def build(config: Config, tracer: Tracer | None = None, access: AccessLog | None = None) -> Gateway:
-    """A gateway that is ready to be run. Raises ProblemsError."""
+def build(
+    config: Config, tracer: Tracer | None = None, access: AccessLog | None = None, *, others: bool = False
+) -> Gateway:
+    """A gateway that is ready to be run; with `others`, several processes have this configuration at the same
+    time. Raises ProblemsError."""
     clock = time.monotonic
     rand = random.Random()  # noqa: S311 - ids and sampling, no secrets
     sockets = Path(tempfile.gettempdir()) / f"dualgauge-{rand.getrandbits(64):016x}"
@@ -76,7 +80,7 @@ def build(config: Config, tracer: Tracer | None = None, access: AccessLog | None
         clock=clock,
         wall=time.time,
         rand=rand,
-        decisions=_decisions(config, metrics),
+        decisions=_decisions(config, metrics, others),
         access=access,
         stamps=stamps,
         counter=None if tokenizer is None else Counter(tokenizer),
@@ -96,11 +100,11 @@ def _kept(tracer: Tracer | None, access: AccessLog | None) -> Iterator[tuple[str
     yield "dualgauge_access_log_dropped", lost, lambda: access.dropped if access else 0
 
 
-def _decisions(config: Config, metrics: Metrics) -> Decisions | None:
+def _decisions(config: Config, metrics: Metrics, others: bool) -> Decisions | None:
     part = config.decision_log
     if part is None:
         return None
-    log = DecisionLog(Path(part.path), part.size, part.keep, metrics.decisions_dropped)
+    log = DecisionLog(Path(part.path), part.size, part.keep, metrics.decisions_dropped, shared=others)
     return Decisions(log, measure_all=part.signals == "all")
 
 
@@ -178,11 +182,12 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
         return await fetch(upstream, path, seconds)
 
     watch = Watch(gateway.fleet, ask, schedule, gateway.clock)
+    look = partial(figures, gateway.fleet, gateway.metrics)
     tasks = [
         asyncio.create_task(watch.run(), name="health"),
         asyncio.create_task(watch_files(gateway), name="files"),
         asyncio.create_task(watch_lag(gateway.metrics.lag, gateway.clock), name="lag"),
-        asyncio.create_task(gateway.history.run(), name="history"),
+        asyncio.create_task(gateway.history.run(look), name="history"),
     ]
     try:
         async with gateway.store.running(), hosted.running(gateway.config.engines, gateway.sockets):
@@ -202,6 +207,3 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
             await asyncio.to_thread(gateway.tracer.close)
         if gateway.access is not None:
             await asyncio.to_thread(gateway.access.close)
-
-
-__all__ = ["Public", "admin_app", "build", "reload", "running"]

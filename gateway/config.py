@@ -33,6 +33,7 @@ DEFAULT_FILE = "dualgauge.yaml"
 VERSION = 1
 """Of the file's form: raised where a file that was right no longer means the same."""
 FIRST_ENGINE_PORT = 8101
+MOST_WORKERS = 256
 LAST_PORT = 65535
 OF_THE_POLICY = ("shadow", "rollout")
 MIN_LOG = 64 << 10
@@ -576,8 +577,16 @@ class _Checks:
             found.append(self._at(("admin",) if "admin" in self._given else ("listen",), message))
         if file.workers < 1:
             found.append(self._at(("workers",), "at least 1"))
-        if file.workers > 1:
-            found.append(self._at(("workers",), "this version runs one gateway process: leave `workers` out"))
+        if file.workers > MOST_WORKERS:
+            found.append(
+                self._at(("workers",), f"{MOST_WORKERS} at most; as many as there are cores is enough")
+            )
+        elif file.workers > 1 and file.limits.store == "memory":
+            message = (
+                "several workers share their limits in Redis: add "
+                "`limits: {store: redis://127.0.0.1:6379/0}`, or leave `workers` out"
+            )
+            found.append(self._at(("workers",), message))
         found.extend(self._limits())
         if file.telemetry.capture_content and file.telemetry.otlp is None:
             message = "there are no traces to put them into: name a collector, `otlp: http://127.0.0.1:4318`"

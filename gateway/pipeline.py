@@ -154,6 +154,8 @@ class Exchange:
     async def _serve(self) -> None:
         gateway, client = self._gateway, self._client
         endpoint, path = self._route()
+        if gateway.retiring:
+            client.close_after()
         if endpoint.kind == "health":
             await client.reply(200, JSON + self._id_line, b'{"status":"ok"}')
             return
@@ -241,11 +243,11 @@ class Exchange:
         self.record.stream = request.stream
         if request.previous_response_id is not None:
             found = self._gateway.stored.find(request.previous_response_id)
-            if found is not None and found[1] != self.record.tenant:
+            if found is not None and found.tenant != self.record.tenant:
                 raise _no_such_reply(request.previous_response_id)
             if found is not None:
-                self._holder = self._gateway.fleet.by_name[found[0]]
-                self._sample = found[2]
+                self._holder = self._gateway.fleet.by_name[found.engine]
+                self._sample = found.sample
 
     # measure and decide
 
@@ -508,9 +510,9 @@ class Exchange:
         self._client.watch()
         reply = path.split("/")[3]
         found = gateway.stored.find(reply)
-        if found is not None and found[1] != tenant.name:
+        if found is not None and found.tenant != tenant.name:
             raise _no_such_reply(reply)
-        engines = gateway.fleet.engines if found is None else (gateway.fleet.by_name[found[0]],)
+        engines = gateway.fleet.engines if found is None else (gateway.fleet.by_name[found.engine],)
         refused: GatewayError = _no_such_reply(reply)
         self._dispatch = dispatch = Dispatch(gateway, self.record, self._builder(quote(path, safe="/")), 0.0)
         for engine in engines:

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from engines.fleet import Fleet
 from engines.spec import EngineSpec
@@ -82,26 +83,48 @@ class RetryBudget:
         return True
 
 
+class Stored(NamedTuple):
+    """A reply that an engine holds: whose it is, and where its conversation falls in an even spread (the
+    signal `sample`; None: nobody asked)."""
+
+    reply: str
+    engine: str
+    tenant: str
+    sample: float | None = None
+
+
 @dataclass(slots=True)
 class StoredReplies:
-    """Which engine holds which stored reply, whose it is, and where its conversation falls in an even spread
-    (the signal `sample`; None: nobody asked); the oldest are forgotten."""
+    """Replies that engines hold; the oldest are forgotten. `told` hears of those that this process learns of
+    by itself."""
 
-    _by_id: OrderedDict[str, tuple[str, str, float | None]] = field(default_factory=OrderedDict)
+    told: Callable[[Stored], None] | None = None
+    _by_id: OrderedDict[str, Stored] = field(default_factory=OrderedDict)
 
     def remember(self, reply: str, engine: str, tenant: str, sample: float | None = None) -> None:
-        self._by_id[reply] = (engine, tenant, sample)
+        stored = Stored(reply, engine, tenant, sample)
+        self.put(stored)
+        if self.told is not None:
+            self.told(stored)
+
+    def put(self, stored: Stored) -> None:
+        """One of which another process has told."""
+        self._by_id[stored.reply] = stored
         if len(self._by_id) > MAX_STORED:
             self._by_id.popitem(last=False)
 
     def forget(self, engine: str) -> None:
         """What an engine held is gone with it."""
-        for reply in [reply for reply, (holder, _, _) in self._by_id.items() if holder == engine]:
-            del self._by_id[reply]
+        for stored in [stored for stored in self._by_id.values() if stored.engine == engine]:
+            del self._by_id[stored.reply]
 
-    def find(self, reply: str) -> tuple[str, str, float | None] | None:
-        """(engine, tenant, sample) of a reply that is remembered."""
+    def find(self, reply: str) -> Stored | None:
+        """A reply that is remembered."""
         return self._by_id.get(reply)
+
+    def all(self) -> list[Stored]:
+        """The oldest first."""
+        return list(self._by_id.values())
 
 
 @dataclass(slots=True)
@@ -130,7 +153,9 @@ class Load:
 class Gateway:
     """`clock` is monotonic and `wall` Unix time, both in seconds; `rand` draws ids. `prompts` says how the
     length of prompts is measured, where nothing counts them. `sockets` is the folder of hosted engines'
-    sockets, there while the gateway runs. `departed` are the upstreams of engines that have left."""
+    sockets, there while the gateway runs. `departed` are the upstreams of engines that have left. `draining`:
+    it ends, and refuses what comes; `retiring`: another one has taken its place, and what comes on its
+    connections is the last of each."""
 
     config: Config
     snapshot: Snapshot
@@ -145,6 +170,7 @@ class Gateway:
     wall: Callable[[], float]
     rand: random.Random
     draining: bool = False
+    retiring: bool = False
     reload_error: str | None = None
     shadow_error: str | None = None
     restart_needed: bool = False
@@ -166,9 +192,13 @@ class Gateway:
 
     def __post_init__(self) -> None:
         self.names = model_names(self.config)
-        self.history = History(self.fleet, self.metrics, self.clock, self.wall)
+        self.history = History(self.config.tiers, self._engines(), self.clock, self.wall)
+        self.fleet.movers.append(lambda: self.history.fit(self._engines()))
         self.slots = SlotLines(self.store, self.config.limits.waiting)
         self.tiers = TierLines(self.fleet, self.config.limits.waiting)
+
+    def _engines(self) -> list[str]:
+        return [engine.spec.name for engine in self.fleet.engines]
 
 
 def model_names(config: Config) -> dict[str, str | None]:

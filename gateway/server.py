@@ -1,117 +1,199 @@
 """The gateway as a process: two listeners on one event loop, signals, and an orderly end.
 
 SIGTERM or SIGINT: no new connections, running requests have `shutdown_grace`; a second one ends at once.
-SIGHUP reads policy and keys again.
+SIGHUP reads policy and keys again. SIGUSR2 has another process take this one's place, of which it becomes the
+parent: whoever started it finds it where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import os
 import resource
+import secrets
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from typing import Any
-
-import uvicorn
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
 from gateway.admin import admin_app
-from gateway.app import Public, reload, running
-from gateway.config import HostPort
-from gateway.relay.http1 import Connection
+from gateway.app import Public, running
+from gateway.config import Config, HostPort
+from gateway.listeners import Listener, bind, listener
+from gateway.process import Process
 from gateway.runtime import Gateway
+from gateway.site import Site, SiteError
+
+if TYPE_CHECKING:
+    from gateway.crew.crew import Crew
 
 logger = logging.getLogger("dualgauge.gateway")
 
-# Longer than most clients keep idle connections, so that it is they who close.
-KEEP_ALIVE_SECONDS = 75
-BACKLOG = 4096
 OPEN_FILES = 65536
 THREAD_SECONDS = 0.0001
 
 
-class Listener(uvicorn.Server):
-    """A uvicorn server whose signals are handled outside, since several share a loop."""
+class _Alone:
+    """A process without workers. `crew` is there once another process has been started to take its place;
+    `crews` ends what it keeps running."""
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+    def __init__(
+        self,
+        gateway: Gateway,
+        public: Listener,
+        sock: socket.socket,
+        listen: str | None,
+        crews: contextlib.AsyncExitStack,
+    ) -> None:
+        self.crew: Crew | None = None
+        self.process = Process(gateway, public, self._restart)
+        self._public = public
+        self._sock = sock
+        self._listen = listen
+        self._crews = crews
 
+    @property
+    def site(self) -> Site:
+        return self.process if self.crew is None else self.crew
 
-def bind(address: HostPort, setting: str) -> socket.socket:
-    """A listening socket. Raises OSError with a message that says what to change."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind((address.host, address.port))
-        sock.listen(BACKLOG)
-        sock.setblocking(False)
-    except OSError as exc:
-        sock.close()
-        why = "is in use by another process" if exc.errno == errno.EADDRINUSE else f"cannot be used: {exc}"
-        raise OSError(exc.errno, f"{address} {why}: change `{setting}` in the configuration") from exc
-    return sock
+    async def _restart(self) -> object:
+        from gateway.crew.crew import Crew
 
-
-def listener(app: Any, grace: float) -> Listener:
-    """A server of the public port, on our own HTTP/1.1, or of an ASGI application, on uvicorn's."""
-    return Listener(
-        uvicorn.Config(
-            app,
-            http=Connection if isinstance(app, Public) else "httptools",
-            ws="none",
-            lifespan="off",
-            loop="none",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=max(1, round(grace)),
+        gateway = self.process.gateway
+        if gateway.draining:
+            raise SiteError(409, "this gateway ends")
+        crew = Crew(
+            gateway.config,
+            # The server closes its own when this process retires.
+            [self._sock.dup()],
+            listen=self._listen,
+            clock=gateway.clock,
+            wall=gateway.wall,
+            name=f"{gateway.rand.getrandbits(64):016x}",
+            local=self.process,
         )
-    )
+        self.crew = await self._crews.enter_async_context(crew)
+        return await crew.restart()
+
+    def stop(self) -> None:
+        gateway = self.process.gateway
+        if gateway.draining:
+            logger.warning("ending at once")
+            if self.crew is not None:
+                self.crew.kill()
+            os._exit(130)
+        gateway.draining = True
+        self._public.should_exit = True
+        if self.crew is not None:
+            self.crew.stop()
+        logger.info("draining: running requests have %g s", gateway.config.shutdown_grace)
 
 
-async def serve(gateway: Gateway) -> None:
-    """Listen on both ports until a signal; returns when everything has ended. Raises OSError."""
+async def serve(gateway: Gateway, listen: str | None = None) -> None:
+    """Listen on both ports until a signal; returns when everything has ended. `listen` is an address that was
+    given instead of the file's. Raises OSError."""
     config = gateway.config
-    with contextlib.ExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack:
         public_socket = stack.enter_context(contextlib.closing(bind(config.listen, "listen")))
         admin_socket = stack.enter_context(contextlib.closing(bind(config.admin, "admin")))
         public = listener(Public(gateway), config.shutdown_grace)
-        admin = listener(admin_app(gateway, reload), 1)
-        _on_signals(gateway, public)
+        crews = await stack.enter_async_context(contextlib.AsyncExitStack())
+        alone = _Alone(gateway, public, public_socket, listen, crews)
+        on_signals(lambda: alone.site, alone.stop)
         async with running(gateway):
             logger.info("listening on %s, admin on %s", config.listen.url, config.admin.url)
-            admin_task = asyncio.create_task(admin.serve([admin_socket]), name="admin")
-            try:
-                await public.serve([public_socket])
-            finally:
-                admin.should_exit = True
-                await admin_task
+            admin = await _administered(crews, config, lambda: alone.site, admin_socket)
+            await public.serve([public_socket])
+            if not gateway.retiring:
+                await admin.aclose()
+        if alone.crew is not None and gateway.retiring:
+            await alone.crew.left(await alone.process.metrics())
+            await alone.crew.ended()
 
 
-def _on_signals(gateway: Gateway, public: Listener) -> None:
+async def _administered(
+    stack: contextlib.AsyncExitStack, config: Config, site: Callable[[], Site], sock: socket.socket
+) -> contextlib.AsyncExitStack:
+    """Serve the admin port until what is returned, or `stack`, is closed."""
+    server = listener(admin_app(config, site), 1)
+    serving = asyncio.create_task(server.serve([sock]), name="admin")
+
+    async def end() -> None:
+        server.should_exit = True
+        await serving
+
+    ending = await stack.enter_async_context(contextlib.AsyncExitStack())
+    ending.push_async_callback(end)
+    return ending
+
+
+async def oversee(config: Config, listen: str | None = None) -> None:
+    """Have `workers` processes serve, and their figures and orders in one place, until a signal; returns when
+    all have ended. Raises OSError, and StartError where the first of them do not come up."""
+    from gateway.crew.crew import Crew
+
+    async with contextlib.AsyncExitStack() as stack:
+        # Without being shared: another gateway on this port would be told of by nobody.
+        bind(config.listen, "listen").close()
+        sockets = [stack.enter_context(contextlib.closing(bind(config.listen, "listen", shared=True)))]
+        address = HostPort(config.listen.host, sockets[0].getsockname()[1])
+        sockets += [
+            stack.enter_context(contextlib.closing(bind(address, "listen", shared=True)))
+            for _ in range(config.workers - 1)
+        ]
+        admin_socket = stack.enter_context(contextlib.closing(bind(config.admin, "admin")))
+        crew = Crew(
+            config,
+            sockets,
+            listen=listen,
+            clock=time.monotonic,
+            wall=time.time,
+            name=secrets.token_hex(8),
+        )
+        await stack.enter_async_context(crew)
+        stopping = False
+
+        def stop() -> None:
+            nonlocal stopping
+            if stopping:
+                logger.warning("ending at once")
+                crew.kill()
+                os._exit(130)
+            stopping = True
+            crew.stop()
+            logger.info("draining: running requests have %g s", config.shutdown_grace)
+
+        on_signals(lambda: crew, stop)
+        await _administered(stack, config, lambda: crew, admin_socket)
+        await crew.begin()
+        logger.info("%d workers on %s, admin on %s", len(sockets), config.listen.url, config.admin.url)
+        await crew.ended()
+
+
+def on_signals(site: Callable[[], Site], stop: Callable[[], None]) -> None:
+    """`stop` on SIGTERM and SIGINT, reload on SIGHUP, restart on SIGUSR2."""
     loop = asyncio.get_running_loop()
+    tasks: set[asyncio.Task[None]] = set()
 
-    def stop() -> None:
-        if gateway.draining:
-            logger.warning("ending at once")
-            os._exit(130)
-        gateway.draining = True
-        public.should_exit = True
-        logger.info("draining: running requests have %g s", gateway.config.shutdown_grace)
+    async def have(done: Callable[[], Awaitable[object]]) -> None:
+        # Whoever cannot do it has logged why.
+        with contextlib.suppress(SiteError):
+            await done()
+
+    def begin(done: Callable[[], Awaitable[object]]) -> None:
+        task = asyncio.create_task(have(done))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    loop.add_signal_handler(signal.SIGHUP, reload, gateway)
+    loop.add_signal_handler(signal.SIGHUP, lambda: begin(lambda: site().reload()))
+    loop.add_signal_handler(signal.SIGUSR2, lambda: begin(lambda: site().restart()))
 
 
 def allow_open_files(wanted: int = OPEN_FILES) -> None:
@@ -122,7 +204,7 @@ def allow_open_files(wanted: int = OPEN_FILES) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
-def run(gateway: Gateway) -> None:
+def run(serving: Coroutine[Any, Any, None]) -> None:
     """Serve on an event loop of uvloop's."""
     import uvloop
 
@@ -136,4 +218,4 @@ def run(gateway: Gateway) -> None:
     # Spans and lines are written by threads: they must not hold up the event loop for Python's usual 5 ms.
     sys.setswitchinterval(THREAD_SECONDS)
 
-    uvloop.run(serve(gateway))
+    uvloop.run(serving)

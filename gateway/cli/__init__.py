@@ -13,6 +13,11 @@ COMMANDS: Mapping[str, tuple[str, str, str]] = {
     "status": ("gateway.cli.status", "status_command", "Show engines and tiers."),
     "plan": ("gateway.cli.plan", "plan_command", "Show what fits on which GPUs, and with which limits."),
     "serve": ("gateway.cli.serve", "serve_command", "Run the gateway alone, in front of running engines."),
+    "restart": (
+        "gateway.cli.serve",
+        "restart_command",
+        "Replace a running gateway's processes without a dropped request.",
+    ),
     "reload": (
         "gateway.cli.serve",
         "reload_command",

@@ -191,32 +191,42 @@ def _explain_lines(raws: Iterable[bytes], explain: Callable[[bytes], Explanation
 
 def _last(log: Path, count: int) -> list[DecisionLine | FieldsLine]:
     """The last decisions of a log, oldest first, behind the lines of the fields that they name."""
-    from gateway.telemetry.decision_files import backwards, whole
+    from gateway.telemetry.decision_files import backwards, logs
 
-    files = whole(log)
+    files = logs(log)
     if not files:
         raise click.ClickException(f"there is no decision log {log}")
-    decisions: list[DecisionLine] = []
     fields: dict[str, FieldsLine] = {}
-    wanted: set[str] = set()
+    decisions: list[DecisionLine] = []
     try:
-        for raw in backwards(files):
-            if len(decisions) == count and wanted <= fields.keys():
-                break
-            if len(decisions) == count and not raw.startswith(_FIELDS):
-                continue
-            try:
-                line = decode(raw)
-            except ValueError:  # what is no line is passed over: `policy replay` tells of it
-                continue
-            if isinstance(line, FieldsLine):
-                fields.setdefault(line.id, line)
-            elif len(decisions) < count:
-                decisions.append(line)
-                wanted.add(line.fields)
+        for one in files:
+            decisions += _of_one(backwards(one), count, fields)
     except OSError as error:
         raise click.ClickException(f"cannot read {log}: {error.strerror}") from None
-    return [*fields.values(), *reversed(decisions)]
+    if len(files) > 1:
+        decisions.sort(key=lambda line: line.time, reverse=True)
+    return [*fields.values(), *reversed(decisions[:count])]
+
+
+def _of_one(lines: Iterable[bytes], count: int, fields: dict[str, FieldsLine]) -> list[DecisionLine]:
+    """The last decisions of what one process wrote, the newest first; lines of fields are put to `fields`."""
+    decisions: list[DecisionLine] = []
+    wanted: set[str] = set()
+    for raw in lines:
+        if len(decisions) == count and wanted <= fields.keys():
+            break
+        if len(decisions) == count and not raw.startswith(_FIELDS):
+            continue
+        try:
+            line = decode(raw)
+        except ValueError:  # what is no line is passed over: `policy replay` tells of it
+            continue
+        if isinstance(line, FieldsLine):
+            fields.setdefault(line.id, line)
+        elif len(decisions) < count:
+            decisions.append(line)
+            wanted.add(line.fields)
+    return decisions
 
 
 def _show_made(made: list[DecisionLine | FieldsLine], policy: Policy, as_json: bool) -> None:

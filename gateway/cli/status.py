@@ -161,7 +161,10 @@ def describe(body: Mapping[str, Any], trouble: str) -> list[str]:
             lines.append(f"the policy could not be reloaded:\n{policy['reload_error']}")
         lines += _shadow(policy)
         if body.get("restart_needed"):
-            lines.append(f"restart needed: {body['config']} was changed, and is read at the start only")
+            lines.append(
+                f"restart needed: {body['config']} was changed, and is read at the start only "
+                "(the gateway's part: `dualgauge restart`)"
+            )
     else:
         lines.append(f"gateway: {trouble}")
     return lines

@@ -184,10 +184,14 @@ def _plan(plan: Plan) -> list[dict[str, Any]]:
     return limits
 
 
-async def tenants(gateway: Gateway) -> dict[str, Any]:
+async def tenants(
+    gateway: Gateway, served: Mapping[str, tuple[float, float]] | None = None
+) -> dict[str, Any]:
     """Tenants beside their plans, those with the most requests first; what is left of each limit now, None
-    where the store of limits does not tell."""
-    totals, plans = gateway.metrics.tenant_totals(), gateway.snapshot.policy.plans
+    where the store of limits does not tell. `served`: requests and tokens of each, where they are not this
+    process's alone."""
+    totals = gateway.metrics.tenant_totals() if served is None else served
+    plans = gateway.snapshot.policy.plans
     known = {tenant.name: tenant for tenant in gateway.snapshot.keyring.tenants}
     ordered = sorted(known.values(), key=lambda one: (-totals.get(one.name, (0.0, 0.0))[0], one.name))
     shown = ordered[:MOST_TENANTS]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from gateway.runtime import Gateway
 from gateway.surface import status_body
+from gateway.telemetry.history import History
 from gateway.telemetry.recent import Seen
 from policies.decision import PINNED_RULE
 
@@ -22,11 +24,12 @@ encode = msgspec.json.Encoder().encode
 
 class Live:
     """A cursor, opaque to the page, names what it has: it is sent what has changed since, all of it where the
-    cursor is another process's or too old."""
+    cursor is another process's or too old. `process` is a name that no other has."""
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-        self._process = f"{gateway.rand.getrandbits(64):016x}"
+    def __init__(self, process: str, clock: Callable[[], float], history: History) -> None:
+        self._process = process
+        self._clock = clock
+        self._history = history
         self._made_at = -FRESH_SECONDS
         self._looks = 0
         self._every = EVERY_SECONDS
@@ -35,11 +38,38 @@ class Live:
         # By request id: the tick of its last change, its JSON, and whether it has ended.
         self._decisions: dict[str, tuple[int, bytes, bool]] = {}
 
+    def due(self) -> bool:
+        """Count a look; whether what is shown is too old for it."""
+        self._looks += 1
+        now = self._clock()
+        passed = now - self._made_at
+        if passed < FRESH_SECONDS:
+            return False
+        consoles = self._looks * self._every / passed
+        self._every = round(max(EVERY_SECONDS, consoles / AT_ONCE), 1)
+        self._looks = 0
+        self._made_at = now
+        return True
+
+    def show(self, state: bytes, names: Iterable[str], row: Callable[[str], tuple[bytes, bool]]) -> None:
+        """What there is now. `row` gives a decision's JSON and whether it has ended; then it is not asked for
+        again."""
+        self._tick += 1
+        self._state = state
+        decisions: dict[str, tuple[int, bytes, bool]] = {}
+        for name in names:
+            before = self._decisions.get(name)
+            if before is None or not before[2]:
+                made, ended = row(name)
+                if before is None or before[1] != made:
+                    before = self._tick, made, ended
+            decisions[name] = before
+        self._decisions = decisions
+
     def body(self, cursor: str) -> bytes:
         """The answer to a console that has what `cursor` names."""
-        self._look()
         tick, made = self._position(cursor)
-        history = self._gateway.history
+        history = self._history
         parts = {
             "cursor": f"{self._form}.{self._tick}.{history.made}",
             "every": self._every,
@@ -54,7 +84,7 @@ class Live:
     @property
     def _form(self) -> str:
         """What a cursor's figures belong to: this process, and the columns that rows have now."""
-        return f"{self._process}-{self._gateway.history.form}"
+        return f"{self._process}-{self._history.form}"
 
     def _position(self, cursor: str) -> tuple[int, int]:
         form, _, numbers = cursor.partition(".")
@@ -62,29 +92,6 @@ class Live:
         if form != self._form or not (tick + made).isdecimal():
             return -1, -1
         return int(tick), int(made)
-
-    def _look(self) -> None:
-        self._looks += 1
-        now = self._gateway.clock()
-        passed = now - self._made_at
-        if passed < FRESH_SECONDS:
-            return
-        consoles = self._looks * self._every / passed
-        self._every = round(max(EVERY_SECONDS, consoles / AT_ONCE), 1)
-        self._looks = 0
-        self._made_at = now
-        self._tick += 1
-        self._state = encode(state(self._gateway))
-        decisions: dict[str, tuple[int, bytes, bool]] = {}
-        for seen in self._gateway.recent.look(now):
-            name = seen.record.request_id
-            before = self._decisions.get(name)
-            if before is None or not before[2]:
-                row = encode(decision_row(seen))
-                if before is None or before[1] != row:
-                    before = self._tick, row, seen.record.ended > 0
-            decisions[name] = before
-        self._decisions = decisions
 
 
 def state(gateway: Gateway) -> dict[str, Any]:

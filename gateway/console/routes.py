@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -10,12 +9,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 
-from gateway.asked import RefusedError
-from gateway.console import asking
+from gateway.config import Config
 from gateway.console.access import COOKIE, SESSION_SECONDS, Access
-from gateway.console.live import Live
 from gateway.console.page import Page
-from gateway.runtime import Gateway
+from gateway.site import Site
 
 Handler = Callable[[Request], Awaitable[Response]]
 MOST_LOGIN_BYTES = 8192
@@ -31,7 +28,9 @@ class TooLarge(Exception):
 
 
 def json_reply(body: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(body), status, dict(NO_STORE), media_type="application/json")
+    """`body` is encoded, where it is not bytes that are JSON already."""
+    raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
+    return Response(raw, status, dict(NO_STORE), media_type="application/json")
 
 
 def error_reply(status: int, message: str) -> Response:
@@ -50,10 +49,9 @@ async def read_body(request: Request, most: int) -> bytes:
 
 
 def console_routes(
-    gateway: Gateway, access: Access, guarded: Callable[[Handler], Handler]
+    config: Config, site: Callable[[], Site], access: Access, guarded: Callable[[Handler], Handler]
 ) -> list[BaseRoute]:
     """`guarded` lets a handler be reached only by who may use the admin port."""
-    live = Live(gateway)
 
     async def home(_: Request) -> Response:
         return RedirectResponse("console/")
@@ -82,32 +80,22 @@ def console_routes(
         return reply
 
     async def live_now(request: Request) -> Response:
-        body = live.body(request.query_params.get("cursor", ""))
-        return Response(body, 200, dict(NO_STORE), media_type="application/json")
+        return json_reply(await site().live(request.query_params.get("cursor", "")))
 
     async def decision(request: Request) -> Response:
-        seen = gateway.recent.find(request.path_params["id"])
-        if seen is None:
-            return error_reply(404, "this decision is not kept any more")
-        return json_reply(asking.why(seen))
+        return json_reply(await site().decision(request.path_params["id"]))
 
     async def policy(_: Request) -> Response:
-        return json_reply(await asyncio.to_thread(asking.policy, gateway))
+        return json_reply(await site().policy())
 
     async def tenants(_: Request) -> Response:
-        return json_reply(await asking.tenants(gateway))
+        return json_reply(await site().tenants())
 
     async def explain(request: Request) -> Response:
         try:
-            raw = await read_body(request, gateway.config.bounds.body)
-            pasted = msgspec.json.decode(raw, type=asking.Pasted)
-            return json_reply(await asking.explain(gateway, pasted))
+            return json_reply(await site().explain(await read_body(request, config.bounds.body)))
         except TooLarge as error:
             return error_reply(413, str(error))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return error_reply(400, f'send {{"body": {{…}}, "headers": {{…}}}}: {error}')
-        except RefusedError as error:
-            return error_reply(400, str(error))
 
     return [
         Route("/", home),

@@ -1,5 +1,6 @@
 """The files of a decision log: `PATH`, which is written, and older ones, of which `PATH.1` is the newest. An
-operator may compress any of these, to `PATH.2.gz`."""
+operator may compress any of these, to `PATH.2.gz`. Where several processes write at the same time, each has a
+log of its own: the second beside `decisions.jsonl` is `decisions-2.jsonl`."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 MAX_LINE = 1 << 20
+MOST = 64
+"""Processes that may write beside each other."""
 _BLOCK = 1 << 16
 
 
@@ -36,10 +39,20 @@ def older(path: Path) -> list[tuple[int, Path]]:
     return sorted(found, key=lambda pair: (-pair[0], str(pair[1])))
 
 
+def names(path: Path) -> list[Path]:
+    """The paths of the logs that several processes may write."""
+    return [path, *(path.with_name(f"{path.stem}-{number}{path.suffix}") for number in range(2, MOST + 1))]
+
+
+def logs(path: Path) -> list[list[Path]]:
+    """The files of each process that has written, in the order in which it has."""
+    found = ([*(file for _, file in older(one)), *([one] if one.exists() else [])] for one in names(path))
+    return [files for files in found if files]
+
+
 def whole(path: Path) -> list[Path]:
-    """All files of the log at `path`, in the order in which they were written."""
-    files = [file for _, file in older(path)]
-    return [*files, path] if path.exists() else files
+    """All files of the log at `path`, each process's in the order in which they were written."""
+    return [file for files in logs(path) for file in files]
 
 
 def lines(files: list[Path], progress: Callable[[int], None]) -> Iterator[Placed]:

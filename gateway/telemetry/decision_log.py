@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from gateway.telemetry.decision_files import MAX_LINE, older
+from gateway.telemetry.decision_files import MAX_LINE, names, older
 from policies.logged import Fields
 
 logger = logging.getLogger("dualgauge.decisions")
@@ -35,10 +35,14 @@ Entry = tuple[Fields | None, bytes]
 
 class DecisionLog:
     """`size` is in bytes, `keep` the number of older files; `dropped` is told how many lines were lost,
-    on the thread that appends or closes. `start` it before the first line, `close` it after the last one."""
+    on the thread that appends or closes. `start` it before the first line, `close` it after the last one.
+    `shared`: other processes have this path too, and each writes files of its own."""
 
-    def __init__(self, path: Path, size: int, keep: int, dropped: Callable[[int], None]) -> None:
+    def __init__(
+        self, path: Path, size: int, keep: int, dropped: Callable[[int], None], *, shared: bool = False
+    ) -> None:
         self._path = path
+        self._names = names(path) if shared else [path]
         self._limit = size
         self._keep = keep
         self._dropped = dropped
@@ -56,7 +60,7 @@ class DecisionLog:
         """Open the file and begin. Raises OSError, which says what to change."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._open()
+            self._open_free()
         except BlockingIOError:
             message = f"decision_log.path: {self._path} is written by another gateway: name another file"
             raise OSError(errno.EAGAIN, message) from None
@@ -64,6 +68,17 @@ class DecisionLog:
             message = f"decision_log.path: {self._path} cannot be written: {error.strerror}"
             raise OSError(error.errno, message) from None
         self._thread.start()
+
+    def _open_free(self) -> None:
+        """The first file that nobody else writes. Raises BlockingIOError where there is none, OSError."""
+        *names, last = self._names
+        for name in names:
+            self._path = name
+            with contextlib.suppress(BlockingIOError):
+                self._open()
+                return
+        self._path = last
+        self._open()
 
     def append(self, fields: Fields | None, line: bytes) -> None:
         """One line, newline included; `fields` is put before it where the file does not have it yet."""

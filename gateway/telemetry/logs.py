@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -170,7 +171,7 @@ class AccessLog:
                 self._unwritten += len(batch)
 
 
-def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
+def configure(part: LogsPart, stream: TextIO | None = None, *, shared: bool = False) -> AccessLog | None:
     """Have all loggers of this process write to `stream` (standard error) as `part` says. The access log,
     where one is wanted, is to be started; its lines go the same way."""
     out = sys.stderr if stream is None else stream
@@ -194,8 +195,9 @@ def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
     def write(data: bytes) -> None:
         handler.acquire()
         try:
-            out.write(data.decode())
-            out.flush()
+            for piece in pieces(data) if shared else (data,):
+                out.write(piece.decode())
+                out.flush()
         finally:
             handler.release()
 
@@ -215,6 +217,16 @@ class _JsonLines(logging.Formatter):
         if record.exc_info:
             told["exception"] = self.formatException(record.exc_info)
         return encode(told).decode()
+
+
+def pieces(data: bytes) -> Iterator[bytes]:
+    """Whole lines, as many in a piece as a pipe takes without mixing them with others'."""
+    while len(data) > select.PIPE_BUF:
+        end = data.rfind(b"\n", 0, select.PIPE_BUF) + 1 or data.find(b"\n") + 1 or len(data)
+        yield data[:end]
+        data = data[end:]
+    if data:
+        yield data
 
 
 def _as_json(line: Line) -> bytes:

@@ -87,7 +87,8 @@ INVALID = [
     (engine(VLLM) + "swap: {tier: exact}\n", "4:7: error: two tiers take turns: name two"),
     (engine(VLLM, VLLM_EXACT) + "swap: {batch: 0}\n", "5:15: error: at least 1"),
     (HEAD + "workers: 0\n", "3:10: error: at least 1"),
-    (HEAD + "workers: 2\n", "3:10: error: this version runs one gateway process"),
+    (HEAD + "workers: 2\n", "3:10: error: several workers share their limits in Redis"),
+    (HEAD + "workers: 1000\n", "3:10: error: 256 at most"),
     (
         HEAD + "limits: {store: reddis://h}\n",
         "3:17: error: write `memory`, or where Redis is: redis://host:6379/0, ",

@@ -17,8 +17,9 @@ from gateway.app import change_engines
 from gateway.cli.status import describe, status
 from gateway.config import parse
 from gateway.console.access import COOKIE, SESSION_SECONDS, Access, is_loopback
-from gateway.console.live import AT_ONCE, FRESH_SECONDS, Live
+from gateway.console.live import AT_ONCE, FRESH_SECONDS
 from gateway.console.page import STATIC
+from gateway.process import Process
 from gateway.telemetry.recent import EACH_LOOK
 from tests.support.client import Reply, ask, get, until
 from tests.support.engine import FakeEngine, engines, hang, reply, stream
@@ -335,25 +336,25 @@ async def test_all_consoles_share_an_answer_a_second(tmp_path: Path) -> None:
     async with serving(tmp_path, DOWN, wait=False) as served:
         now = [10.0]
         served.gateway.clock = lambda: now[0]
-        one = Live(served.gateway)
-        first = json.loads(one.body(""))
+        one = Process(served.gateway)
+        first = json.loads(await one.live(""))
         served.gateway.draining = True
-        assert json.loads(one.body(""))["state"]["draining"] is False
+        assert json.loads(await one.live(""))["state"]["draining"] is False
         now[0] += 1
-        assert json.loads(one.body(first["cursor"]))["state"]["draining"] is True
+        assert json.loads(await one.live(first["cursor"]))["state"]["draining"] is True
 
 
 async def test_many_consoles_are_told_to_ask_more_rarely(tmp_path: Path) -> None:
     async with serving(tmp_path, DOWN, wait=False) as served:
         now = [10.0]
         served.gateway.clock = lambda: now[0]
-        one = Live(served.gateway)
+        one = Process(served.gateway)
         consoles, due, every = 5 * AT_ONCE, [0.0] * (5 * AT_ONCE), 1.0
         for _ in range(400):
             now[0] += 0.1
             for index in range(consoles):
                 if now[0] >= due[index]:
-                    every = json.loads(one.body(""))["every"]
+                    every = json.loads(await one.live(""))["every"]
                     due[index] = now[0] + every
         assert 3.5 <= every <= 7
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gateway.app import change_engines
-from gateway.telemetry.history import ROWS, History, quantile
+from gateway.telemetry.history import ROWS, History, figures, quantile
 from gateway.telemetry.recent import EACH_LOOK, IDLE_SECONDS, LATEST, MOST, Recent
 from gateway.telemetry.record import Record
 from policies.compile import compile_policy
@@ -101,14 +101,14 @@ async def test_a_row_has_the_figures_of_two_seconds(tmp_path: Path) -> None:
         serving(tmp_path, {"fast": engine}) as served,
     ):
         gateway, now = served.gateway, [50.0]
-        history = History(gateway.fleet, gateway.metrics, lambda: now[0], lambda: 1000.0)
-        history.take()
+        history = History(("fast", "exact"), ("fast-0",), lambda: now[0], lambda: 1000.0)
+        history.take(figures(gateway.fleet, gateway.metrics))
         assert history.since(-1) == []
         for _ in range(3):
             await ask(served.port, CHAT.path, CHAT.ask())
         now[0] += 2
         served.engine("fast-0").waiting = 7
-        history.take()
+        history.take(figures(gateway.fleet, gateway.metrics))
     (row,) = history.since(-1)
     shown = dict(zip(history.columns, row[1:], strict=True))
     assert row[0] == 1000.0
@@ -124,11 +124,11 @@ async def test_rows_keep_what_they_have_when_engines_come_and_go(tmp_path: Path)
         gateway = served.gateway
         (spec,) = gateway.config.engines
         history = gateway.history
-        history.take()
+        history.take(figures(gateway.fleet, gateway.metrics))
         served.engine("fast-0").waiting = 7
-        history.take()
+        history.take(figures(gateway.fleet, gateway.metrics))
         change_engines(gateway, [replace(spec, name="fast-9"), spec])
-        history.take()
+        history.take(figures(gateway.fleet, gateway.metrics))
     form = {name: index for index, name in enumerate(history.columns, 1)}
     columns = [form[f"engine/fast-{number}/waiting"] for number in (9, 0)]
     assert [[row[column] for column in columns] for row in history.since(-1)[-2:]] == [[None, 7], [0, 7]]
@@ -137,9 +137,10 @@ async def test_rows_keep_what_they_have_when_engines_come_and_go(tmp_path: Path)
 async def test_rows_are_bounded_and_sent_once(tmp_path: Path) -> None:
     async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
         gateway = served.gateway
-        history = History(gateway.fleet, gateway.metrics, gateway.clock, gateway.wall)
+        history = History(("fast", "exact"), ("fast-0",), gateway.clock, gateway.wall)
+        seen = figures(gateway.fleet, gateway.metrics)
     for _ in range(ROWS + 11):
-        history.take()
+        history.take(seen)
     assert history.made == ROWS + 10
     assert len(history.since(-1)) == ROWS
     assert len(history.since(history.made - 2)) == 2

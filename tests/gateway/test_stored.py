@@ -141,7 +141,7 @@ async def test_old_replies_are_forgotten(tmp_path: Path) -> None:
         for number in range(10_050):
             stored.remember(f"resp_{number}", "fast-0", "a")
         assert stored.find("resp_0") is None
-        assert stored.find("resp_10049") == ("fast-0", "a", None)
+        assert stored.find("resp_10049") == ("resp_10049", "fast-0", "a", None)
 
 
 async def test_another_tenants_reply_cannot_be_continued(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from gateway.admin import admin_app
-from gateway.app import Public, build, reload, running
+from gateway.app import Public, build, running
 from gateway.config import HostPort, parse
+from gateway.listeners import bind, listener
+from gateway.process import Process
 from gateway.runtime import Gateway
-from gateway.server import bind, listener
 from gateway.telemetry.traces import Tracer
 from tests.support.client import until
 from tests.support.engine import FakeEngine
@@ -116,7 +117,11 @@ async def serving(
 ) -> AsyncIterator[Served]:
     """Run a gateway; with `wait`, until every engine of it was found ready."""
     gateway = make(folder, tiers, **options)
-    async with running(gateway), _listening(Public(gateway), admin_app(gateway, reload)) as (public, admin):
+    site = Process(gateway)
+    async with (
+        running(gateway),
+        _listening(Public(gateway), admin_app(gateway.config, lambda: site)) as (public, admin),
+    ):
         served = Served(gateway, public, admin, folder)
         if wait:
             # And no probe is under way, whose connection a test's request could meet.

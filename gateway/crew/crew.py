@@ -1,0 +1,489 @@
+"""Keeps the workers of one port running, replaces them while they serve, and is the site that they make.
+
+A worker that dies is started again at once, or after 1 s, 2, 4 … 60 where it has not run for a minute. A
+replacement listens on the same socket and begins once its engines have been asked, and are as ready as for
+the one before; only then that one leaves: it takes no new connection and ends with its last request. Whatever
+fails on the way, who serves goes on serving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Self
+
+import msgspec
+
+from gateway.config import Config, read
+from gateway.console.live import Live
+from gateway.crew import StartError, figures
+from gateway.crew.member import Local, Member, Worker, described
+from gateway.process import Process
+from gateway.runtime import Stored
+from gateway.site import SiteError
+from gateway.telemetry import series
+from gateway.telemetry.history import EVERY_SECONDS, History
+from gateway.telemetry.recent import MOST as MOST_ROWS
+from gateway.telemetry.series import Families, Family, Point
+from policies.document import ProblemsError
+
+logger = logging.getLogger("dualgauge.gateway")
+
+START_SECONDS = 60.0
+LOOK = 0.05
+SETTLED_SECONDS = 60.0
+LONGEST_PAUSE = 60.0
+END_MARGIN = 4.0
+KEPT = ("listen", "admin", "admin_token", "workers")
+"""Settings that hold as long as the parent: sockets and the admin port are its own."""
+
+
+decode = msgspec.json.decode
+
+
+class Crew:
+    """`sockets` listen on the public port, one for each worker. `listen` is the address that was given
+    instead of the file's. `local` serves in this process until a worker takes its place. Use it as a
+    context."""
+
+    def __init__(
+        self,
+        config: Config,
+        sockets: Sequence[socket.socket],
+        *,
+        listen: str | None,
+        clock: Callable[[], float],
+        wall: Callable[[], float],
+        name: str,
+        local: Process | None = None,
+    ) -> None:
+        self._config = config
+        self._sockets = tuple(sockets)
+        self._listen = listen
+        self._clock = clock
+        self._members: list[Member] = [] if local is None else [Local(local)]
+        self._holds: dict[str, str] = {}
+        self._past: Families = []
+        self._deaths = 0
+        self._failures = [0] * len(sockets)
+        self._stopping = False
+        self._changed = asyncio.Event()
+        self._restarting = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._history = History(config.tiers, [spec.name for spec in config.engines], clock, wall)
+        self._live = Live(name, clock, self._history)
+        if local is not None:
+            local.gateway.stored.told = lambda stored: self._spread(stored, None)
+
+    async def __aenter__(self) -> Self:
+        self._run(self._look_often())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.kill()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # who serves
+
+    @property
+    def _serving(self) -> list[Member]:
+        """By their places."""
+        return sorted((m for m in self._members if m.state == "serving"), key=lambda m: m.number)
+
+    @property
+    def _leaving(self) -> list[Member]:
+        return [member for member in self._members if member.state == "leaving"]
+
+    @property
+    def workers(self) -> list[Worker]:
+        return [member for member in self._members if isinstance(member, Worker)]
+
+    async def begin(self) -> None:
+        """Start all. Raises StartError, OSError; then none is left running."""
+        first, *others = range(len(self._sockets))
+        # What is wrong with the one is wrong with all, and is to be told once.
+        await self._start(first)
+        await asyncio.gather(*map(self._start, others))
+
+    def stop(self) -> None:
+        """Have all drain: what runs has `shutdown_grace`; nobody listens once they have closed their sockets."""
+        self._stopping = True
+        for sock in self._sockets:
+            sock.close()
+        for worker in self.workers:
+            worker.signal(signal.SIGTERM if worker.state in ("serving", "leaving") else signal.SIGKILL)
+        self._changed.set()
+
+    def kill(self) -> None:
+        """End all workers this instant."""
+        self._stopping = True
+        for worker in self.workers:
+            worker.signal(signal.SIGKILL)
+
+    async def ended(self) -> None:
+        """Return once `stop` was called and no worker runs any more."""
+        while not self._stopping:
+            await self._change()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.shutdown_grace + END_MARGIN):
+                while self.workers:
+                    await self._change()
+        self.kill()
+        while self.workers:
+            await self._change()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def left(self, families: Families) -> None:
+        """The local process serves no more; this is what it had counted."""
+        for member in self._members:
+            if isinstance(member, Local):
+                member.seen = families
+                self._forget(member)
+
+    def _forget(self, member: Member) -> None:
+        self._past = series.lasting(self._past, member.seen)
+        self._members.remove(member)
+        self._changed.set()
+
+    # starts and ends
+
+    async def _start(self, number: int, ready: Sequence[str] = ()) -> None:
+        """Have a new worker serve at this place; `ready` are the tiers that must be for it. Raises
+        StartError, OSError; then it is not running."""
+        worker = await Worker.start(number, self._argv(), self._sockets[number], self._heard, self._clock())
+        self._members.append(worker)
+        watching = asyncio.create_task(self._watch(worker), name=f"watch worker {number}")
+        self._tasks.add(watching)
+        watching.add_done_callback(self._tasks.discard)
+        missing: dict[str, str] = {}
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                while True:
+                    missing = decode(await worker.ask("missing", seconds=START_SECONDS))
+                    lacking = [tier for tier in ready if tier in missing]
+                    if not lacking:
+                        break
+                    await asyncio.sleep(LOOK)
+            await self._let_in(worker)
+        except SiteError as error:
+            raise StartError(str(error)) from None
+        except EOFError:
+            await asyncio.wait([watching])
+            raise StartError(f"it {described(watching.result())} before it was ready") from None
+        except TimeoutError:
+            why = "; ".join(f"tier {tier}: {missing[tier]}" for tier in ready if tier in missing)
+            raise StartError(f"it was not ready after {START_SECONDS:.0f} s ({why or 'no answer'})") from None
+        finally:
+            if worker.state in ("starting", "joining") and not watching.done():
+                worker.signal(signal.SIGKILL)
+                await asyncio.wait([watching])
+
+    async def _let_in(self, worker: Worker) -> None:
+        """Tell it what all others know, and have it take requests."""
+        others = [member for member in self._members if member.state == "serving"]
+        # From here on it hears of whatever happens.
+        worker.state = "joining"
+        for engine, reason in self._holds.items():
+            with contextlib.suppress(SiteError):  # an engine that it has no more
+                await worker.ask("hold", engine, reason)
+        for other in others[:1]:
+            with contextlib.suppress(SiteError, EOFError, TimeoutError):
+                await worker.ask("remember", decode(await other.ask("stored")))
+        worker.state = "serving"
+        await worker.ask("begin")
+        self._changed.set()
+
+    def _argv(self) -> list[str]:
+        # -P: a folder called `gateway` where the operator stands is not ours
+        argv = [sys.executable, "-P", "-m", "gateway.cli", "serve", "--config", str(self._config.path)]
+        return argv if self._listen is None else [*argv, "--listen", self._listen]
+
+    async def _watch(self, worker: Worker) -> int:
+        code = await worker.ended()
+        self._forget(worker)
+        if worker.state == "serving" and not self._stopping:
+            self._deaths += 1
+            soon = self._clock() - worker.since < SETTLED_SECONDS
+            self._failures[worker.number] = self._failures[worker.number] + 1 if soon else 0
+            logger.error(
+                "worker %d (pid %d) %s: it is started again", worker.number, worker.pid, described(code)
+            )
+            self._run(self._replace(worker.number))
+        return code
+
+    async def _replace(self, number: int) -> None:
+        """Start another worker where one has died, until one serves."""
+        while True:
+            failures = self._failures[number]
+            if failures:
+                await asyncio.sleep(min(LONGEST_PAUSE, 2.0 ** (failures - 1)))
+            if self._stopping or any(member.number == number for member in self._serving):
+                return
+            try:
+                await self._start(number)
+            except (StartError, OSError) as error:
+                self._failures[number] += 1
+                if not self._stopping:
+                    logger.error("worker %d could not be started: %s", number, error)
+            else:
+                return
+
+    async def restart(self) -> object:
+        if self._restarting.locked():
+            raise SiteError(409, "a restart is under way already")
+        async with self._restarting:
+            before, self._config = self._config, self._read_again()
+            replaced: list[int] = []
+            for number in range(len(self._sockets)):
+                old = [member for member in self._serving if member.number == number]
+                try:
+                    await self._start(number, await self._ready_tiers())
+                except (StartError, OSError) as error:
+                    self._config = before if not replaced else self._config
+                    kept = (
+                        "all serve on as they did"
+                        if not replaced
+                        else f"{len(replaced)} were replaced before"
+                    )
+                    message = f"worker {number} could not be replaced, {kept}: {error}; see the gateway's log"
+                    logger.error("%s", message)
+                    raise SiteError(500, message) from None
+                for member in old:
+                    member.state = "leaving"
+                    with contextlib.suppress(SiteError, EOFError, TimeoutError):
+                        await member.ask("retire")
+                replaced.append(number)
+            pids = [member.pid for member in self._serving]
+            logger.info("restarted: %s", ", ".join(f"pid {pid} serves" for pid in pids))
+            return {"pids": pids, "leaving": [member.pid for member in self._leaving]}
+
+    def _read_again(self) -> Config:
+        path = self._config.path
+        try:
+            config = read(path)
+        except (ProblemsError, OSError, UnicodeDecodeError) as error:
+            logger.error("no restart, %s has a mistake:\n%s", path, error)
+            raise SiteError(400, str(error)) from None
+        for name in KEPT:
+            old, new = getattr(self._config, name), getattr(config, name)
+            if name == "listen" and self._listen is not None:
+                continue
+            if str(old) != str(new):
+                message = f"`{name}` was changed in {path}: that needs a stop and a start"
+                logger.error("no restart: %s", message)
+                raise SiteError(409, message)
+        return config if self._listen is None else msgspec.structs.replace(config, listen=self._config.listen)
+
+    async def _ready_tiers(self) -> list[str]:
+        """The tiers for which who serves now has a ready engine."""
+        for member in self._serving:
+            with contextlib.suppress(SiteError, EOFError, TimeoutError):
+                missing = decode(await member.ask("missing"))
+                return [tier for tier in self._config.tiers if tier not in missing]
+        return []
+
+    # what workers tell unasked
+
+    def _heard(self, worker: Worker, what: str, body: msgspec.Raw) -> None:
+        if what == "metrics":
+            worker.seen = decode(body, type=Families)
+        elif what == "stored":
+            self._spread(decode(body, type=Stored), worker)
+
+    def _spread(self, stored: Stored, source: Worker | None) -> None:
+        """Have all others know which engine holds a reply."""
+        for member in self._members:
+            if member is not source and not (source is None and isinstance(member, Local)):
+                self._run(self._tell(member, "remember", [stored]))
+
+    async def _tell(self, member: Member, what: str, *arguments: object) -> None:
+        with contextlib.suppress(SiteError, EOFError, TimeoutError):
+            await member.ask(what, *arguments)
+
+    # asking all
+
+    async def _all(self, members: Sequence[Member], what: str, *arguments: object) -> list[bytes]:
+        """The answer of each; one that ends meanwhile has none. Raises SiteError where one is silent."""
+
+        async def one(member: Member) -> bytes | None:
+            try:
+                return await member.ask(what, *arguments)
+            except EOFError:
+                return None
+            except TimeoutError:
+                message = f"worker {member.number} (pid {member.pid}) does not answer"
+                raise SiteError(503, message) from None
+
+        answers = await asyncio.gather(*map(one, members))
+        return [answer for answer in answers if answer is not None]
+
+    async def _one(self, what: str, *arguments: object) -> bytes:
+        """The answer of the first that has one. Raises SiteError."""
+        for member in (*self._serving, *self._leaving):
+            with contextlib.suppress(EOFError, TimeoutError):
+                return await member.ask(what, *arguments)
+        raise SiteError(503, "no worker serves: the gateway's log tells why")
+
+    async def _look(self) -> Families:
+        """What all have counted; of one that does not answer, what it had when it last did."""
+
+        async def one(member: Member) -> None:
+            with contextlib.suppress(SiteError, EOFError, TimeoutError):
+                member.seen = decode(await member.ask("metrics"), type=Families)
+
+        await asyncio.gather(*map(one, self._serving + self._leaving))
+        serving = [member.seen for member in self._serving]
+        leaving = [member.seen for member in self._leaving]
+        return series.merged(serving, leaving, self._past)
+
+    async def _look_often(self) -> None:
+        """Of a worker that is killed, no more is lost than it counted since the last look."""
+        while True:
+            try:
+                counted = await self._look()
+                engines = [spec.name for spec in self._config.engines]
+                self._history.take(figures.looked(counted, self._config.tiers, engines))
+            except Exception:
+                logger.exception("the workers' figures cannot be put together")
+            await asyncio.sleep(EVERY_SECONDS)
+
+    # the site
+
+    async def ready(self) -> tuple[int, bytes]:
+        told = []
+        for member in self._serving:
+            with contextlib.suppress(SiteError, EOFError, TimeoutError):
+                status, body = decode(await member.ask("ready"), type=tuple[int, msgspec.Raw])
+                told.append((status, bytes(body)))
+        if not told:
+            tiers = dict.fromkeys(self._config.tiers, "no worker serves")
+            return 503, msgspec.json.encode({"ready": False, "tiers": tiers, "draining": self._stopping})
+        return min(told)
+
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        counted = [*await self._look(), *self._own()]
+        return await asyncio.to_thread(series.scrape, counted, accept)
+
+    def _own(self) -> Families:
+        count, deaths = "dualgauge_workers", "dualgauge_worker_deaths"
+        states = {"serving": len(self._serving), "leaving": len(self._leaving)}
+        points = [Point(count, (("state", state),), float(number)) for state, number in states.items()]
+        text = "Workers that ended by themselves and were started again"
+        return [
+            Family(count, "gauge", "Gateway processes behind the port", points),
+            Family(deaths, "counter", text, [Point(f"{deaths}_total", (), float(self._deaths))]),
+        ]
+
+    async def _bodies(self, what: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        serving, leaving = self._serving, self._leaving
+        answers = await asyncio.gather(self._all(serving, what), self._all(leaving, what))
+        first, second = ([decode(answer) for answer in some] for some in answers)
+        if not first and not second:
+            raise SiteError(503, "no worker serves: the gateway's log tells why")
+        return first, second
+
+    async def status(self) -> dict[str, Any]:
+        return {**figures.statuses(*await self._bodies("status")), "workers": self._workers()}
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return [{"number": m.number, "pid": m.pid, "state": m.state} for m in self._members]
+
+    async def reload(self) -> object:
+        answers = [decode(answer) for answer in await self._all(self._serving, "reload")]
+        if not answers:
+            raise SiteError(503, "no worker serves: the gateway's log tells why")
+        needed = any(answer["restart_needed"] for answer in answers)
+        return {**answers[0], "restart_needed": needed}
+
+    async def hold(self, engine: str, reason: str) -> object:
+        self._holds[engine] = reason
+        joining = [member for member in self._members if member.state == "joining"]
+        serving, leaving = [*self._serving, *joining], self._leaving
+        answers = await self._all(serving, "hold", engine, reason)
+        for member in leaving:
+            # Its configuration may be an older one, without this engine.
+            with contextlib.suppress(SiteError):
+                answers += await self._all([member], "hold", engine, reason)
+        if not answers:
+            raise SiteError(503, "no worker serves: the gateway's log tells why")
+        bodies = [decode(answer) for answer in answers]
+        return {**bodies[0], "in_flight": sum(body["in_flight"] for body in bodies)}
+
+    async def demand(self) -> object:
+        serving, leaving = await self._bodies("demand")
+        return figures.demands([*serving, *leaving])
+
+    async def live(self, cursor: str) -> bytes:
+        if self._live.due():
+            serving, leaving = self._serving, self._leaving
+            states = [await self._states(serving), await self._states(leaving)]
+            if not states[0] and not states[1]:
+                raise SiteError(503, "no worker serves: the gateway's log tells why")
+            counted = await self._look()
+            state = {**figures.shown(states[0], states[1], counted), "workers": self._workers()}
+            rows = {name: row for member in (*serving, *leaving) for name, row in member.rows.items()}
+            self._live.show(msgspec.json.encode(state), rows, rows.__getitem__)
+        return self._live.body(cursor)
+
+    async def _states(self, members: Sequence[Member]) -> list[dict[str, Any]]:
+        """What each shows of itself; its new decisions are put to those that it has told before."""
+        states = []
+        for member in members:
+            with contextlib.suppress(SiteError, EOFError, TimeoutError):
+                told = decode(await member.ask("live", member.cursor), type=Told)
+                member.cursor = told.cursor
+                for row in told.decisions:
+                    seen = decode(row, type=Row)
+                    member.rows[seen.id] = bytes(row), seen.done
+                while len(member.rows) > MOST_ROWS:
+                    del member.rows[next(iter(member.rows))]
+                states.append(told.state)
+        return states
+
+    async def decision(self, request_id: str) -> object:
+        refused = SiteError(503, "no worker serves: the gateway's log tells why")
+        for member in (*self._serving, *self._leaving):
+            try:
+                return await member.ask("decision", request_id)
+            except SiteError as error:
+                refused = error
+            except (EOFError, TimeoutError):
+                continue
+        raise refused
+
+    async def policy(self) -> object:
+        return await self._one("policy")
+
+    async def tenants(self) -> object:
+        return await self._one("tenants", figures.tenant_totals(await self._look()))
+
+    async def explain(self, pasted: bytes) -> object:
+        return await self._one("explain", pasted.decode("utf-8", "replace"))
+
+
+class Told(msgspec.Struct):
+    """What a worker's console shows since a cursor."""
+
+    cursor: str
+    state: dict[str, Any]
+    decisions: list[msgspec.Raw]
+
+
+class Row(msgspec.Struct):
+    id: str
+    done: bool
