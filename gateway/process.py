@@ -120,6 +120,10 @@ class Process:
     async def missing(self) -> dict[str, str]:
         return self.gateway.fleet.missing()
 
+    async def holds(self) -> dict[str, str]:
+        """Why engines are held, by their names."""
+        return {engine.spec.name: engine.held for engine in self.gateway.fleet.engines if engine.held}
+
     async def stored(self) -> list[Stored]:
         return self.gateway.stored.all()
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.admin import admin_app
 from gateway.app import Public, running
 from gateway.config import Config, HostPort
+from gateway.crew import StartError
 from gateway.listeners import Listener, bind, listener
 from gateway.process import Process
 from gateway.runtime import Gateway
@@ -67,6 +68,8 @@ class _Alone:
         gateway = self.process.gateway
         if gateway.draining:
             raise SiteError(409, "this gateway ends")
+        if gateway.access is not None:
+            gateway.access.shared = True
         crew = Crew(
             gateway.config,
             # The server closes its own when this process retires.
@@ -170,7 +173,12 @@ async def oversee(config: Config, listen: str | None = None) -> None:
 
         on_signals(lambda: crew, stop)
         await _administered(stack, config, lambda: crew, admin_socket)
-        await crew.begin()
+        try:
+            await crew.begin()
+        except StartError:
+            if not stopping:
+                raise
+            return
         logger.info("%d workers on %s, admin on %s", len(sockets), config.listen.url, config.admin.url)
         await crew.ended()
 

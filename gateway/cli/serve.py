@@ -78,7 +78,9 @@ def _serve(config: Config, listen: str | None) -> None:
     from gateway.telemetry.logs import configure
 
     place = os.environ.pop(PLACE, None)
-    access = configure(config.logs, shared=place is not None or config.workers > 1)
+    access = configure(config.logs)
+    if access is not None:
+        access.shared = place is not None
     try:
         if place is None and config.workers > 1:
             run(oversee(config, listen))

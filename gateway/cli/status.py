@@ -106,6 +106,7 @@ def status(config: Config, run: Run | None, answer: Mapping[str, Any] | None) ->
             "log": gateway.log if gateway else None,
         },
         "policy": answer.get("policy") if answer else None,
+        "workers": answer.get("workers", []) if answer else [],
         "restart_needed": bool(answer and answer.get("restart_needed")),
     }
 
@@ -156,6 +157,8 @@ def describe(body: Mapping[str, Any], trouble: str) -> list[str]:
         lines.append(
             f"gateway: {body['base_url']}, policy {policy.get('file', '?')} {policy.get('hash', '')}"
         )
+        if body["workers"]:
+            lines.append("workers: " + ", ".join(f"pid {w['pid']} {w['state']}" for w in body["workers"]))
         lines.append(f"console: {body['console']}")
         if policy.get("reload_error"):
             lines.append(f"the policy could not be reloaded:\n{policy['reload_error']}")

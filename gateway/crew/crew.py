@@ -35,6 +35,7 @@ from policies.document import ProblemsError
 logger = logging.getLogger("dualgauge.gateway")
 
 START_SECONDS = 60.0
+READY_SECONDS = 1.0
 LOOK = 0.05
 SETTLED_SECONDS = 60.0
 LONGEST_PAUSE = 60.0
@@ -74,6 +75,9 @@ class Crew:
         self._stopping = False
         self._changed = asyncio.Event()
         self._restarting = asyncio.Lock()
+        self._covering = asyncio.Lock()
+        # Of a socket without a worker, who accepts there meanwhile.
+        self._covers: dict[int, Member] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._history = History(config.tiers, [spec.name for spec in config.engines], clock, wall)
         self._live = Live(name, clock, self._history)
@@ -118,7 +122,7 @@ class Crew:
         await asyncio.gather(*map(self._start, others))
 
     def stop(self) -> None:
-        """Have all drain: what runs has `shutdown_grace`; nobody listens once they have closed their sockets."""
+        """Have all drain: what runs has `shutdown_grace`. Nobody listens any more once they have begun."""
         self._stopping = True
         for sock in self._sockets:
             sock.close()
@@ -165,7 +169,7 @@ class Crew:
     async def _start(self, number: int, ready: Sequence[str] = ()) -> None:
         """Have a new worker serve at this place; `ready` are the tiers that must be for it. Raises
         StartError, OSError; then it is not running."""
-        worker = await Worker.start(number, self._argv(), self._sockets[number], self._heard, self._clock())
+        worker = await Worker.start(number, self._argv(), self._sockets, self._heard, self._clock())
         self._members.append(worker)
         watching = asyncio.create_task(self._watch(worker), name=f"watch worker {number}")
         self._tasks.add(watching)
@@ -198,15 +202,18 @@ class Crew:
         others = [member for member in self._members if member.state == "serving"]
         # From here on it hears of whatever happens.
         worker.state = "joining"
-        for engine, reason in self._holds.items():
-            with contextlib.suppress(SiteError):  # an engine that it has no more
-                await worker.ask("hold", engine, reason)
+        holds = self._holds
         for other in others[:1]:
             with contextlib.suppress(SiteError, EOFError, TimeoutError):
+                holds = {**decode(await other.ask("holds")), **holds}
                 await worker.ask("remember", decode(await other.ask("stored")))
+        for engine, reason in holds.items():
+            with contextlib.suppress(SiteError):  # an engine that it has no more
+                await worker.ask("hold", engine, reason)
         worker.state = "serving"
         await worker.ask("begin")
         self._changed.set()
+        self._run(self._cover())
 
     def _argv(self) -> list[str]:
         # -P: a folder called `gateway` where the operator stands is not ours
@@ -223,8 +230,23 @@ class Crew:
             logger.error(
                 "worker %d (pid %d) %s: it is started again", worker.number, worker.pid, described(code)
             )
+            self._run(self._cover())
             self._run(self._replace(worker.number))
         return code
+
+    async def _cover(self) -> None:
+        """Have somebody accept on each socket: whoever waits there must not wait for a worker that may not
+        come up."""
+        async with self._covering:
+            for number in range(len(self._sockets)):
+                serving, cover = self._serving, self._covers.get(number)
+                if any(member.number == number for member in serving):
+                    if cover is not None:
+                        del self._covers[number]
+                        await self._tell(cover, "uncover", number)
+                elif serving and cover not in serving:
+                    self._covers[number] = serving[0]
+                    await self._tell(serving[0], "cover", number)
 
     async def _replace(self, number: int) -> None:
         """Start another worker where one has died, until one serves."""
@@ -267,6 +289,7 @@ class Crew:
                     member.state = "leaving"
                     with contextlib.suppress(SiteError, EOFError, TimeoutError):
                         await member.ask("retire")
+                self._run(self._cover())
                 replaced.append(number)
             pids = [member.pid for member in self._serving]
             logger.info("restarted: %s", ", ".join(f"pid {pid} serves" for pid in pids))
@@ -365,11 +388,15 @@ class Crew:
     # the site
 
     async def ready(self) -> tuple[int, bytes]:
-        told = []
-        for member in self._serving:
+        told: list[tuple[int, bytes]] = []
+
+        async def one(member: Member) -> None:
             with contextlib.suppress(SiteError, EOFError, TimeoutError):
-                status, body = decode(await member.ask("ready"), type=tuple[int, msgspec.Raw])
+                answer = await member.ask("ready", seconds=READY_SECONDS)
+                status, body = decode(answer, type=tuple[int, msgspec.Raw])
                 told.append((status, bytes(body)))
+
+        await asyncio.gather(*map(one, self._serving))
         if not told:
             tiers = dict.fromkeys(self._config.tiers, "no worker serves")
             return 503, msgspec.json.encode({"ready": False, "tiers": tiers, "draining": self._stopping})

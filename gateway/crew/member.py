@@ -82,13 +82,13 @@ class Worker:
         cls,
         number: int,
         argv: Sequence[str],
-        listen: socket.socket,
+        listen: Sequence[socket.socket],
         heard: Callable[[Worker, str, msgspec.Raw], None],
         since: float,
     ) -> Worker:
         """Raises OSError."""
         ours, theirs = socket.socketpair()
-        place = Place(number, listen.fileno(), theirs.fileno())
+        place = Place(number, tuple(sock.fileno() for sock in listen), theirs.fileno())
         environment = {**os.environ, PLACE: msgspec.json.encode(place).decode()}
         with theirs:
             try:
@@ -96,7 +96,7 @@ class Worker:
                     argv,
                     env=environment,
                     stdin=subprocess.DEVNULL,
-                    pass_fds=(listen.fileno(), theirs.fileno()),
+                    pass_fds=(*place.listen, place.channel),
                 )
             except BaseException:
                 ours.close()

@@ -14,7 +14,7 @@ import msgspec
 
 from gateway.app import Public, running
 from gateway.crew.channel import Answering
-from gateway.listeners import Listener, listener
+from gateway.listeners import listener
 from gateway.process import Process
 from gateway.runtime import Gateway, Stored
 from gateway.snapshots import reload
@@ -37,6 +37,7 @@ QUESTIONS = frozenset(
         "explain",
         "metrics",
         "missing",
+        "holds",
         "stored",
         "remember",
         "retire",
@@ -45,10 +46,11 @@ QUESTIONS = frozenset(
 
 
 class Place(msgspec.Struct, frozen=True):
-    """`number` names the worker among the others; `listen` and `channel` are inherited descriptors."""
+    """`number` is the worker's among the others; `channel` and `listen` are inherited descriptors, the latter
+    of the sockets of all."""
 
     number: int
-    listen: int
+    listen: tuple[int, ...]
     channel: int
 
 
@@ -71,50 +73,78 @@ async def answer(process: Process, what: str, arguments: list[Any]) -> bytes:
     return told if isinstance(told, bytes) else msgspec.json.encode(told)
 
 
+class _Post:
+    """Where a worker listens: on its own socket, and for a while on that of another one, which has died."""
+
+    def __init__(self, gateway: Gateway, place: Place) -> None:
+        for inherited in (*place.listen, place.channel):
+            os.set_inheritable(inherited, False)
+        self.gateway = gateway
+        self.public = listener(Public(gateway), gateway.config.shutdown_grace)
+        self.process = Process(gateway, self.public)
+        self.begun = asyncio.Event()
+        self._others = {number: socket.socket(fileno=fd) for number, fd in enumerate(place.listen)}
+        self.own = self._others.pop(place.number)
+        self._covered: dict[int, asyncio.Server] = {}
+
+    async def heard(self, what: str, arguments: list[Any]) -> bytes:
+        """What the parent says. Raises SiteError."""
+        match what:
+            case "begin":
+                self.begun.set()
+            case "cover":
+                (number,) = arguments
+                if number in self._others:
+                    self._covered[number] = await self.public.also(self._others[number].dup())
+            case "uncover":
+                (number,) = arguments
+                if number in self._covered:
+                    self._covered.pop(number).close()
+            case _:
+                if what == "retire":
+                    self._leave_others()
+                return await answer(self.process, what, arguments)
+        return b"null"
+
+    def drain(self) -> None:
+        self.gateway.draining = True
+        self.public.should_exit = True
+        self._leave_others()
+        self.begun.set()
+
+    def _leave_others(self) -> None:
+        # As long as a process has a socket, clients are let into its queue.
+        while self._others:
+            self._others.popitem()[1].close()
+
+
 async def work(gateway: Gateway, place: Place) -> None:
     """Serve until the parent says otherwise, or is gone; returns when every request has ended."""
-    begun = asyncio.Event()
-    for inherited in (place.listen, place.channel):
-        os.set_inheritable(inherited, False)
-    sock = socket.socket(fileno=place.listen)
-    public = listener(Public(gateway), gateway.config.shutdown_grace)
-    process = Process(gateway, public)
+    post = _Post(gateway, place)
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, _drain, gateway, public, begun)
+    loop.add_signal_handler(signal.SIGTERM, post.drain)
     # The parent hears Ctrl-C too, and says what is to be done; and it is the one that restarts.
     for number in (signal.SIGINT, signal.SIGUSR2):
         loop.add_signal_handler(number, lambda: None)
     loop.add_signal_handler(signal.SIGHUP, reload, gateway)
-
-    async def heard(what: str, arguments: list[Any]) -> bytes:
-        if what == "begin":
-            begun.set()
-            return b"null"
-        return await answer(process, what, arguments)
-
-    channel = Answering(*await asyncio.open_connection(sock=socket.socket(fileno=place.channel)), heard)
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=place.channel))
+    channel = Answering(reader, writer, post.heard)
     gateway.stored.told = lambda stored: channel.tell("stored", stored)
     async with running(gateway):
         await _engines_asked(gateway)
         answering = asyncio.create_task(channel.run(), name="channel")
         # Without a parent nobody would restart or end it.
-        answering.add_done_callback(lambda _: _drain(gateway, public, begun))
+        answering.add_done_callback(lambda _: post.drain())
         try:
-            await begun.wait()
+            await post.begun.wait()
             if not gateway.draining:
                 logger.info("worker %d serves (pid %d)", place.number, os.getpid())
-            await public.serve([sock])
-            channel.tell("metrics", await process.metrics())
+            await post.public.serve([post.own])
+            channel.tell("metrics", await post.process.metrics())
             await channel.close()
         finally:
             answering.cancel()
             await asyncio.gather(answering, return_exceptions=True)
-
-
-def _drain(gateway: Gateway, public: Listener, begun: asyncio.Event) -> None:
-    gateway.draining = True
-    public.should_exit = True
-    begun.set()
 
 
 async def _engines_asked(gateway: Gateway) -> None:

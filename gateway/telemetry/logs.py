@@ -122,6 +122,8 @@ class AccessLog:
         self._write = write
         self._render = render
         self._failures = failures
+        # Other processes write there too, and no line of one may end up within another's.
+        self.shared = False
         self._queue: deque[Record] = deque()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
@@ -166,12 +168,14 @@ class AccessLog:
         while queue:
             batch = [queue.popleft() for _ in range(min(BATCH, len(queue)))]
             try:
-                self._write(b"".join([render(line_of(record)) for record in batch]))
+                data = b"".join([render(line_of(record)) for record in batch])
+                for piece in pieces(data) if self.shared else (data,):
+                    self._write(piece)
             except OSError:  # nobody reads us any more, or the disk is full
                 self._unwritten += len(batch)
 
 
-def configure(part: LogsPart, stream: TextIO | None = None, *, shared: bool = False) -> AccessLog | None:
+def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
     """Have all loggers of this process write to `stream` (standard error) as `part` says. The access log,
     where one is wanted, is to be started; its lines go the same way."""
     out = sys.stderr if stream is None else stream
@@ -195,9 +199,8 @@ def configure(part: LogsPart, stream: TextIO | None = None, *, shared: bool = Fa
     def write(data: bytes) -> None:
         handler.acquire()
         try:
-            for piece in pieces(data) if shared else (data,):
-                out.write(piece.decode())
-                out.flush()
+            out.write(data.decode())
+            out.flush()
         finally:
             handler.release()
 

@@ -380,6 +380,21 @@ def test_a_crashed_gateway_comes_back(running: Running) -> None:
     assert httpx2.get(f"{running.base}/healthz").status_code == 200
 
 
+def test_a_restart_replaces_the_gateway_under_its_supervisor(running: Running) -> None:
+    before = running.site.state()
+    done = running.site.run("restart")
+    assert done.returncode == 0, done.stderr
+    assert httpx2.get(f"{running.base}/readyz").status_code == 200
+    workers = httpx2.get(f"http://127.0.0.1:{running.site.admin}/admin/status").json()["workers"]
+    serving = [worker["pid"] for worker in workers if worker["state"] == "serving"]
+    assert before is not None
+    assert before.gateway is not None
+    assert serving not in ([], [before.gateway.pid])
+    assert running.site.state() == before, "for `up` nothing has happened"
+    assert running.site.run("engine", "restart", "fast-0").returncode == 0
+    assert httpx2.get(f"{running.base}/readyz").status_code == 200
+
+
 def test_down_stops_what_was_left_running(site: Site) -> None:
     assert site.run("up", "-d").returncode == 0
     down = site.run("down")

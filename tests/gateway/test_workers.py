@@ -181,6 +181,23 @@ async def test_a_worker_that_is_killed_is_replaced_while_others_serve(tmp_path: 
         assert f"(pid {victim}) was ended by SIGKILL" in served.log.read_text()
 
 
+async def test_others_take_the_clients_of_a_worker_that_does_not_come_up(tmp_path: Path) -> None:
+    async with workers(tmp_path, FakeEngine(reply(CHAT.reply))) as served:
+        (tmp_path / "policy.yaml").write_text("version: nonsense")
+        victim, other = await pids(served)
+        os.kill(victim, signal.SIGKILL)
+
+        async def given_up() -> bool:
+            return "worker 0 could not be started" in served.log.read_text()
+
+        await eventually(given_up)
+        assert await pids(served) == [other]
+        assert {answer.status for answer in await asked(served)} == {200}
+        (tmp_path / "policy.yaml").write_text(PLAIN)
+        await ready(served, 2)
+        assert {answer.status for answer in await asked(served)} == {200}
+
+
 async def test_a_reload_reaches_all(tmp_path: Path) -> None:
     async with workers(tmp_path, FakeEngine(reply(CHAT.reply))) as served:
         (tmp_path / "policy.yaml").write_text(PLAIN.replace("everything else", "all the rest"))
