@@ -99,7 +99,7 @@ def _serve(config: Config, listen: str | None) -> None:
     except ProblemsError as exc:
         raise _fail(str(exc)) from None
     except StartError as exc:
-        raise _fail(f"the gateway's workers do not come up: {exc}") from None
+        raise _fail(f"the gateway does not come up: {exc}") from None
     except OSError as exc:
         raise _fail(exc.strerror or str(exc)) from None
 

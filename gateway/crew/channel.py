@@ -82,7 +82,7 @@ class Asking:
             while True:
                 told = _told.decode(await _frame(self._reader))
                 if told.number == TOLD:
-                    self._heard(told.what, told.body)
+                    self._hear(told)
                 elif (waiting := self._open.pop(told.number, None)) is not None and not waiting.done():
                     if told.status == OK:
                         waiting.set_result(bytes(told.body))
@@ -98,6 +98,12 @@ class Asking:
                 if not waiting.done():
                     waiting.set_exception(EOFError())
             self._open.clear()
+
+    def _hear(self, told: Told) -> None:
+        try:
+            self._heard(told.what, told.body)
+        except Exception:
+            logger.exception("what a worker tells of `%s` cannot be used", told.what)
 
     async def ask(self, what: str, *arguments: object) -> bytes:
         """The answer's JSON. Raises SiteError, EOFError where the worker ends or has ended."""

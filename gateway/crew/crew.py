@@ -20,22 +20,19 @@ from typing import Any, Self
 import msgspec
 
 from gateway.config import Config, read
-from gateway.console.live import Live
-from gateway.crew import StartError, figures
+from gateway.crew import StartError
 from gateway.crew.member import Local, Member, Worker, described
+from gateway.crew.together import Together, decode
 from gateway.process import Process
 from gateway.runtime import Stored
 from gateway.site import SiteError
 from gateway.telemetry import series
-from gateway.telemetry.history import EVERY_SECONDS, History
-from gateway.telemetry.recent import MOST as MOST_ROWS
-from gateway.telemetry.series import Families, Family, Point
+from gateway.telemetry.series import Families
 from policies.document import ProblemsError
 
 logger = logging.getLogger("dualgauge.gateway")
 
 START_SECONDS = 60.0
-READY_SECONDS = 1.0
 LOOK = 0.05
 SETTLED_SECONDS = 60.0
 LONGEST_PAUSE = 60.0
@@ -44,10 +41,7 @@ KEPT = ("listen", "admin", "admin_token", "workers")
 """Settings that hold as long as the parent: sockets and the admin port are its own."""
 
 
-decode = msgspec.json.decode
-
-
-class Crew:
+class Crew(Together):
     """`sockets` listen on the public port, one for each worker. `listen` is the address that was given
     instead of the file's. `local` serves in this process until a worker takes its place. Use it as a
     context."""
@@ -63,24 +57,17 @@ class Crew:
         name: str,
         local: Process | None = None,
     ) -> None:
-        self._config = config
+        members: list[Member] = [] if local is None else [Local(local)]
+        super().__init__(config, members, clock=clock, wall=wall, name=name)
         self._sockets = tuple(sockets)
         self._listen = listen
-        self._clock = clock
-        self._members: list[Member] = [] if local is None else [Local(local)]
-        self._holds: dict[str, str] = {}
-        self._past: Families = []
-        self._deaths = 0
         self._failures = [0] * len(sockets)
-        self._stopping = False
         self._changed = asyncio.Event()
         self._restarting = asyncio.Lock()
         self._covering = asyncio.Lock()
         # Of a socket without a worker, who accepts there meanwhile.
         self._covers: dict[int, Member] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._history = History(config.tiers, [spec.name for spec in config.engines], clock, wall)
-        self._live = Live(name, clock, self._history)
         if local is not None:
             local.gateway.stored.told = lambda stored: self._spread(stored, None)
 
@@ -100,15 +87,6 @@ class Crew:
         task.add_done_callback(self._tasks.discard)
 
     # who serves
-
-    @property
-    def _serving(self) -> list[Member]:
-        """By their places."""
-        return sorted((m for m in self._members if m.state == "serving"), key=lambda m: m.number)
-
-    @property
-    def _leaving(self) -> list[Member]:
-        return [member for member in self._members if member.state == "leaving"]
 
     @property
     def workers(self) -> list[Worker]:
@@ -169,6 +147,8 @@ class Crew:
     async def _start(self, number: int, ready: Sequence[str] = ()) -> None:
         """Have a new worker serve at this place; `ready` are the tiers that must be for it. Raises
         StartError, OSError; then it is not running."""
+        if self._stopping:
+            raise StartError("the gateway ends")
         worker = await Worker.start(number, self._argv(), self._sockets, self._heard, self._clock())
         self._members.append(worker)
         watching = asyncio.create_task(self._watch(worker), name=f"watch worker {number}")
@@ -232,6 +212,8 @@ class Crew:
             )
             self._run(self._cover())
             self._run(self._replace(worker.number))
+        elif worker.state == "leaving" and code:
+            logger.error("worker %d (pid %d) %s while it left", worker.number, worker.pid, described(code))
         return code
 
     async def _cover(self) -> None:
@@ -286,14 +268,27 @@ class Crew:
                     logger.error("%s", message)
                     raise SiteError(500, message) from None
                 for member in old:
-                    member.state = "leaving"
-                    with contextlib.suppress(SiteError, EOFError, TimeoutError):
-                        await member.ask("retire")
+                    await self._retire(member)
                 self._run(self._cover())
                 replaced.append(number)
+            engines = [spec.name for spec in self._config.engines]
+            if tuple(engines) != self._history.engines:
+                self._history.fit(engines)
             pids = [member.pid for member in self._serving]
             logger.info("restarted: %s", ", ".join(f"pid {pid} serves" for pid in pids))
             return {"pids": pids, "leaving": [member.pid for member in self._leaving]}
+
+    async def _retire(self, member: Member) -> None:
+        """Have it take nothing new; what it has it may end."""
+        member.state = "leaving"
+        try:
+            await member.ask("retire")
+        except EOFError:
+            pass
+        except (SiteError, TimeoutError):
+            logger.error("worker %d (pid %d) does not leave when asked to", member.number, member.pid)
+            if isinstance(member, Worker):
+                member.signal(signal.SIGTERM)
 
     def _read_again(self) -> Config:
         path = self._config.path
@@ -337,180 +332,3 @@ class Crew:
     async def _tell(self, member: Member, what: str, *arguments: object) -> None:
         with contextlib.suppress(SiteError, EOFError, TimeoutError):
             await member.ask(what, *arguments)
-
-    # asking all
-
-    async def _all(self, members: Sequence[Member], what: str, *arguments: object) -> list[bytes]:
-        """The answer of each; one that ends meanwhile has none. Raises SiteError where one is silent."""
-
-        async def one(member: Member) -> bytes | None:
-            try:
-                return await member.ask(what, *arguments)
-            except EOFError:
-                return None
-            except TimeoutError:
-                message = f"worker {member.number} (pid {member.pid}) does not answer"
-                raise SiteError(503, message) from None
-
-        answers = await asyncio.gather(*map(one, members))
-        return [answer for answer in answers if answer is not None]
-
-    async def _one(self, what: str, *arguments: object) -> bytes:
-        """The answer of the first that has one. Raises SiteError."""
-        for member in (*self._serving, *self._leaving):
-            with contextlib.suppress(EOFError, TimeoutError):
-                return await member.ask(what, *arguments)
-        raise SiteError(503, "no worker serves: the gateway's log tells why")
-
-    async def _look(self) -> Families:
-        """What all have counted; of one that does not answer, what it had when it last did."""
-
-        async def one(member: Member) -> None:
-            with contextlib.suppress(SiteError, EOFError, TimeoutError):
-                member.seen = decode(await member.ask("metrics"), type=Families)
-
-        await asyncio.gather(*map(one, self._serving + self._leaving))
-        serving = [member.seen for member in self._serving]
-        leaving = [member.seen for member in self._leaving]
-        return series.merged(serving, leaving, self._past)
-
-    async def _look_often(self) -> None:
-        """Of a worker that is killed, no more is lost than it counted since the last look."""
-        while True:
-            try:
-                counted = await self._look()
-                engines = [spec.name for spec in self._config.engines]
-                self._history.take(figures.looked(counted, self._config.tiers, engines))
-            except Exception:
-                logger.exception("the workers' figures cannot be put together")
-            await asyncio.sleep(EVERY_SECONDS)
-
-    # the site
-
-    async def ready(self) -> tuple[int, bytes]:
-        told: list[tuple[int, bytes]] = []
-
-        async def one(member: Member) -> None:
-            with contextlib.suppress(SiteError, EOFError, TimeoutError):
-                answer = await member.ask("ready", seconds=READY_SECONDS)
-                status, body = decode(answer, type=tuple[int, msgspec.Raw])
-                told.append((status, bytes(body)))
-
-        await asyncio.gather(*map(one, self._serving))
-        if not told:
-            tiers = dict.fromkeys(self._config.tiers, "no worker serves")
-            return 503, msgspec.json.encode({"ready": False, "tiers": tiers, "draining": self._stopping})
-        return min(told)
-
-    async def scrape(self, accept: str) -> tuple[bytes, str]:
-        counted = [*await self._look(), *self._own()]
-        return await asyncio.to_thread(series.scrape, counted, accept)
-
-    def _own(self) -> Families:
-        count, deaths = "dualgauge_workers", "dualgauge_worker_deaths"
-        states = {"serving": len(self._serving), "leaving": len(self._leaving)}
-        points = [Point(count, (("state", state),), float(number)) for state, number in states.items()]
-        text = "Workers that ended by themselves and were started again"
-        return [
-            Family(count, "gauge", "Gateway processes behind the port", points),
-            Family(deaths, "counter", text, [Point(f"{deaths}_total", (), float(self._deaths))]),
-        ]
-
-    async def _bodies(self, what: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        serving, leaving = self._serving, self._leaving
-        answers = await asyncio.gather(self._all(serving, what), self._all(leaving, what))
-        first, second = ([decode(answer) for answer in some] for some in answers)
-        if not first and not second:
-            raise SiteError(503, "no worker serves: the gateway's log tells why")
-        return first, second
-
-    async def status(self) -> dict[str, Any]:
-        return {**figures.statuses(*await self._bodies("status")), "workers": self._workers()}
-
-    def _workers(self) -> list[dict[str, Any]]:
-        return [{"number": m.number, "pid": m.pid, "state": m.state} for m in self._members]
-
-    async def reload(self) -> object:
-        answers = [decode(answer) for answer in await self._all(self._serving, "reload")]
-        if not answers:
-            raise SiteError(503, "no worker serves: the gateway's log tells why")
-        needed = any(answer["restart_needed"] for answer in answers)
-        return {**answers[0], "restart_needed": needed}
-
-    async def hold(self, engine: str, reason: str) -> object:
-        self._holds[engine] = reason
-        joining = [member for member in self._members if member.state == "joining"]
-        serving, leaving = [*self._serving, *joining], self._leaving
-        answers = await self._all(serving, "hold", engine, reason)
-        for member in leaving:
-            # Its configuration may be an older one, without this engine.
-            with contextlib.suppress(SiteError):
-                answers += await self._all([member], "hold", engine, reason)
-        if not answers:
-            raise SiteError(503, "no worker serves: the gateway's log tells why")
-        bodies = [decode(answer) for answer in answers]
-        return {**bodies[0], "in_flight": sum(body["in_flight"] for body in bodies)}
-
-    async def demand(self) -> object:
-        serving, leaving = await self._bodies("demand")
-        return figures.demands([*serving, *leaving])
-
-    async def live(self, cursor: str) -> bytes:
-        if self._live.due():
-            serving, leaving = self._serving, self._leaving
-            states = [await self._states(serving), await self._states(leaving)]
-            if not states[0] and not states[1]:
-                raise SiteError(503, "no worker serves: the gateway's log tells why")
-            counted = await self._look()
-            state = {**figures.shown(states[0], states[1], counted), "workers": self._workers()}
-            rows = {name: row for member in (*serving, *leaving) for name, row in member.rows.items()}
-            self._live.show(msgspec.json.encode(state), rows, rows.__getitem__)
-        return self._live.body(cursor)
-
-    async def _states(self, members: Sequence[Member]) -> list[dict[str, Any]]:
-        """What each shows of itself; its new decisions are put to those that it has told before."""
-        states = []
-        for member in members:
-            with contextlib.suppress(SiteError, EOFError, TimeoutError):
-                told = decode(await member.ask("live", member.cursor), type=Told)
-                member.cursor = told.cursor
-                for row in told.decisions:
-                    seen = decode(row, type=Row)
-                    member.rows[seen.id] = bytes(row), seen.done
-                while len(member.rows) > MOST_ROWS:
-                    del member.rows[next(iter(member.rows))]
-                states.append(told.state)
-        return states
-
-    async def decision(self, request_id: str) -> object:
-        refused = SiteError(503, "no worker serves: the gateway's log tells why")
-        for member in (*self._serving, *self._leaving):
-            try:
-                return await member.ask("decision", request_id)
-            except SiteError as error:
-                refused = error
-            except (EOFError, TimeoutError):
-                continue
-        raise refused
-
-    async def policy(self) -> object:
-        return await self._one("policy")
-
-    async def tenants(self) -> object:
-        return await self._one("tenants", figures.tenant_totals(await self._look()))
-
-    async def explain(self, pasted: bytes) -> object:
-        return await self._one("explain", pasted.decode("utf-8", "replace"))
-
-
-class Told(msgspec.Struct):
-    """What a worker's console shows since a cursor."""
-
-    cursor: str
-    state: dict[str, Any]
-    decisions: list[msgspec.Raw]
-
-
-class Row(msgspec.Struct):
-    id: str
-    done: bool

@@ -15,7 +15,7 @@ import msgspec
 
 from gateway.crew import PLACE
 from gateway.crew.channel import Asking
-from gateway.crew.worker import Place, answer
+from gateway.crew.worker import PROTOCOL, Place, answer
 from gateway.process import Process
 from gateway.telemetry.series import Families
 
@@ -88,7 +88,7 @@ class Worker:
     ) -> Worker:
         """Raises OSError."""
         ours, theirs = socket.socketpair()
-        place = Place(number, tuple(sock.fileno() for sock in listen), theirs.fileno())
+        place = Place(PROTOCOL, number, tuple(sock.fileno() for sock in listen), theirs.fileno())
         environment = {**os.environ, PLACE: msgspec.json.encode(place).decode()}
         with theirs:
             try:

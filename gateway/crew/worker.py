@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from gateway.app import Public, running
+from gateway.crew import StartError
 from gateway.crew.channel import Answering
 from gateway.listeners import listener
 from gateway.process import Process
@@ -23,6 +24,8 @@ logger = logging.getLogger("dualgauge.gateway")
 
 ASKED_SECONDS = 5.0
 LOOK = 0.02
+PROTOCOL = 1
+"""Of what a parent and its workers say to each other: raised where an older one would not understand it."""
 QUESTIONS = frozenset(
     [
         "ready",
@@ -46,17 +49,22 @@ QUESTIONS = frozenset(
 
 
 class Place(msgspec.Struct, frozen=True):
-    """`number` is the worker's among the others; `channel` and `listen` are inherited descriptors, the latter
-    of the sockets of all."""
+    """`protocol` is the parent's, `number` the worker's own; `channel` and `listen` are inherited
+    descriptors, the latter of the sockets of all."""
 
+    protocol: int
     number: int
     listen: tuple[int, ...]
     channel: int
 
 
 def placed(given: str) -> Place:
-    """Where a parent has put this process, as it says so."""
-    return msgspec.json.decode(given, type=Place)
+    """Where a parent has put this process, as it says so. Raises StartError where its parent is of a version
+    that talks otherwise."""
+    place = msgspec.json.decode(given, type=Place)
+    if place.protocol != PROTOCOL:
+        raise StartError("the gateway that runs is of another version: stop it and start it, once")
+    return place
 
 
 async def answer(process: Process, what: str, arguments: list[Any]) -> bytes:
@@ -92,6 +100,8 @@ class _Post:
         match what:
             case "begin":
                 self.begun.set()
+                while not self.public.started:  # noqa: ASYNC110 - at the start
+                    await asyncio.sleep(LOOK)
             case "cover":
                 (number,) = arguments
                 if number in self._others:

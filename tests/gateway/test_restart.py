@@ -7,14 +7,19 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import httpx2
 import pytest
 from click.testing import CliRunner
 
 from gateway.cli.serve import restart_command
+from gateway.crew import PLACE
+from gateway.crew.worker import PROTOCOL
 from tests.gateway.test_workers import SHORT, STREAM, eventually, gone, pids, value, workers
 from tests.support.client import Wire, ask, get
 from tests.support.engine import Exchange, FakeEngine, Script, engines, hang, reply
@@ -39,6 +44,11 @@ def until_released(release: asyncio.Event) -> Script:
     return script
 
 
+class Answer(NamedTuple):
+    status: int
+    json: Any
+
+
 @contextlib.asynccontextmanager
 async def alone(folder: Path, engine: FakeEngine, **settings: Any) -> AsyncIterator[ServedProcess]:
     """A gateway without workers, in front of an engine that it has found ready."""
@@ -57,6 +67,13 @@ async def alone(folder: Path, engine: FakeEngine, **settings: Any) -> AsyncItera
 
 def gateway(folder: Path, engine: FakeEngine, count: int) -> Any:
     return alone(folder, engine) if count == 1 else workers(folder, engine, count)
+
+
+async def restart(served: ServedProcess) -> Answer:
+    """Processes start slowly where many do."""
+    url = f"http://127.0.0.1:{served.admin}/admin/restart"
+    reply = await asyncio.to_thread(httpx2.post, url, timeout=50)
+    return Answer(reply.status_code, reply.json())
 
 
 async def serving(served: ServedProcess) -> set[int]:
@@ -84,9 +101,10 @@ async def test_100_streams_and_whoever_comes_meanwhile_notice_nothing(tmp_path: 
         async def come() -> None:
             while not done.is_set():
                 statuses.append((await ask(served.port, CHAT.path, CHAT.ask())).status)
+                await asyncio.sleep(0.01)
 
-        coming = [asyncio.create_task(come()) for _ in range(4)]
-        answer = await ask(served.admin, "/admin/restart")
+        coming = [asyncio.create_task(come()) for _ in range(2)]
+        answer = await restart(served)
         after = await serving(served)
         await asyncio.sleep(0.2)
         done.set()
@@ -114,7 +132,7 @@ async def test_who_leaves_is_held_and_counted_until_it_has_ended(tmp_path: Path)
     async with alone(tmp_path, engine) as served, await Wire.open(served.port) as wire:
         wire.send(CHAT.path, STREAM)
         await wire.until(SHORT)
-        assert (await ask(served.admin, "/admin/restart")).status == 200
+        assert (await restart(served)).status == 200
         held = await ask(served.admin, "/admin/engines/fast-0/hold", {"reason": "draining"})
         assert held.json["in_flight"] == 1
         assert await pids(served, "leaving") == [served.process.pid]
@@ -165,7 +183,7 @@ async def test_a_replacement_that_does_not_come_up_changes_nothing(tmp_path: Pat
     async with alone(tmp_path, FakeEngine(reply(CHAT.reply))) as served:
         (tmp_path / file).write_text("version: nonsense")
         config = str(tmp_path / "dualgauge.yaml")
-        answer = await ask(served.admin, "/admin/restart")
+        answer = await restart(served)
         assert answer.status in (400, 500)
         assert f"{file}" in served.log.read_text()
         assert await serving(served) == {served.process.pid}
@@ -183,12 +201,12 @@ async def test_a_replacement_for_which_no_engine_is_ready_changes_nothing(
     async with alone(tmp_path, engine, health={"every": "1h"}) as served:
         # To the one that runs it is ready still: nobody has asked since.
         engine.health_script = hang
-        restarting = asyncio.create_task(ask(served.admin, "/admin/restart"))
+        restarting = asyncio.create_task(restart(served))
         await asyncio.sleep(4)
         assert not restarting.done()
         assert await serving(served) == {served.process.pid}
         assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
-        second = await ask(served.admin, "/admin/restart")
+        second = await restart(served)
         assert second.status == 409
         served.process.send_signal(signal.SIGTERM)
         assert (await restarting).status == 500
@@ -201,7 +219,7 @@ async def test_what_a_restart_cannot_change_is_told(tmp_path: Path, name: str) -
         file = tmp_path / "dualgauge.yaml"
         more = {"limits": {"store": "redis://127.0.0.1:9"}, name: changed[name]}
         file.write_text(json.dumps({**json.loads(file.read_text()), **more}))
-        answer = await ask(served.admin, "/admin/restart")
+        answer = await restart(served)
         assert answer.status == 409
         assert f"`{name}` was changed" in answer.json["error"]["message"]
         assert await serving(served) == {served.process.pid}
@@ -209,7 +227,7 @@ async def test_what_a_restart_cannot_change_is_told(tmp_path: Path, name: str) -
 
 async def test_a_worker_that_took_over_is_replaced_when_it_dies(tmp_path: Path) -> None:
     async with alone(tmp_path, FakeEngine(reply(CHAT.reply))) as served:
-        assert (await ask(served.admin, "/admin/restart")).status == 200
+        assert (await restart(served)).status == 200
         (pid,) = await serving(served)
         os.kill(pid, signal.SIGKILL)
         # Whoever comes meanwhile waits in the queue of a socket that is still there.
@@ -225,23 +243,36 @@ async def test_whoever_runs_long_outlasts_several_restarts(tmp_path: Path) -> No
         await wire.until(SHORT)
         engine.script = reply(CHAT.reply)
         for _ in range(2):
-            assert (await ask(served.admin, "/admin/restart")).status == 200
+            assert (await restart(served)).status == 200
             assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
         release.set()
         assert (await wire.reply()).body == SHORT + CHAT.stream
+
+
+async def test_a_worker_of_another_version_than_its_parent_does_not_begin(tmp_path: Path) -> None:
+    async with alone(tmp_path, FakeEngine(reply(CHAT.reply))) as served:
+        place = {"protocol": PROTOCOL + 1, "number": 0, "listen": [0], "channel": 0}
+        command = [sys.executable, "-m", "gateway.cli", "serve", "--config", str(tmp_path / "dualgauge.yaml")]
+        environment = {**os.environ, PLACE: json.dumps(place)}
+        done = await asyncio.to_thread(
+            subprocess.run, command, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert "the gateway that runs is of another version" in done.stderr
+        assert served.process.poll() is None
 
 
 async def test_what_was_held_stays_held(tmp_path: Path) -> None:
     async with alone(tmp_path, FakeEngine(reply(CHAT.reply))) as served:
         await ask(served.admin, "/admin/engines/fast-0/hold", {"reason": "draining"})
         (tmp_path / "policy.yaml").write_text(PLAIN)
-        assert (await ask(served.admin, "/admin/restart")).status == 200
+        assert (await restart(served)).status == 200
         check_error(await ask(served.port, CHAT.path, CHAT.ask()), 503)
 
 
 async def test_a_policy_that_was_reloaded_since_holds_after_a_restart(tmp_path: Path) -> None:
     async with alone(tmp_path, FakeEngine(reply(CHAT.reply))) as served:
         (tmp_path / "policy.yaml").write_text(PLAIN.replace("everything else", "all the rest"))
-        assert (await ask(served.admin, "/admin/restart")).status == 200
+        assert (await restart(served)).status == 200
         answer = await ask(served.port, CHAT.path, CHAT.ask())
         assert answer.headers["x-dualgauge-rule"] == "all the rest"

@@ -364,7 +364,7 @@ async def test_a_start_that_fails_is_one_message(tmp_path: Path) -> None:
         assert await asyncio.to_thread(start) == 1
     said = (tmp_path / "gateway.log").read_text()
     assert said.count("keys.yaml:1:7: error") == 1
-    assert "the gateway's workers do not come up: it ended with exit code 1 before it was ready" in said
+    assert "the gateway does not come up: it ended with exit code 1 before it was ready" in said
 
 
 async def test_a_port_in_use_is_told(tmp_path: Path) -> None:
