@@ -131,7 +131,7 @@ def site(provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     engines[2]["args"] = ["--ctx-size", "8192", "--chat-template-file", str(TEMPLATE)]
     file = {"listen": f"127.0.0.1:{free_port()}", "admin": f"127.0.0.1:{free_port()}", "model": "smollm2"}
     file |= {"policy": "policy.yaml", "tiers": ["overflow", "fast", "exact"], "engines": engines}
-    file |= {"health": {"stalled_after": "8s"}, "timeouts": {"first_byte": "20s"}}
+    file |= {"health": {"stalled_after": "15s"}, "timeouts": {"first_byte": "20s"}}
     with bring_up(folder, json.dumps(file)) as found:
         until("the SDK is loaded", lambda: found.ready()["overflow"] == "ready", 120)
         yield found
