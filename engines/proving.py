@@ -137,7 +137,7 @@ async def _count_llamacpp(client: httpx2.AsyncClient, spec: EngineSpec) -> Trait
 def _traits(text: Any, chats: Sequence[Any], length: Any) -> Traits:
     return {
         "tokenizer": _known("token ids of a text", text or None),
-        "chat_template": _known("token ids of conversations", list(chats) if all(chats) else None),
+        "chat_template": _known("token ids of conversations", list(chats) if any(chats) else None),
         "max_length": _known("tokens", length),
     }
 

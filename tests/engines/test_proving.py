@@ -109,7 +109,9 @@ def test_a_connection_that_was_closed_meanwhile_is_made_anew() -> None:
     assert asked == [0, 1, 0, 1]
 
 
-def llama(model: str = "<s>", template: str = "<{role}>{content}", length: int = 8192) -> httpx2.AsyncClient:
+def llama(
+    model: str = "<s>", template: str = "<{role}>{content}", *, strict: bool = False
+) -> httpx2.AsyncClient:
     """What llama-server answers: a token a character, and the begin of a text only where it is asked for."""
 
     def answer(request: httpx2.Request) -> httpx2.Response:
@@ -117,7 +119,9 @@ def llama(model: str = "<s>", template: str = "<{role}>{content}", length: int =
         body = json.loads(request.content or b"{}")
         match request.url.path:
             case "/props":
-                return httpx2.Response(200, json={"default_generation_settings": {"n_ctx": length}})
+                return httpx2.Response(200, json={"default_generation_settings": {"n_ctx": 8192}})
+            case "/apply-template" if strict and body["messages"][0]["role"] == "system":
+                return httpx2.Response(400)
             case "/apply-template":
                 text = "".join(template.format(**message) for message in body["messages"])
                 return httpx2.Response(200, json={"prompt": text})
@@ -130,7 +134,7 @@ def llama(model: str = "<s>", template: str = "<{role}>{content}", length: int =
 
 
 def test_a_llama_server_counts_as_vllm_does() -> None:
-    """With what begins a text, and by the template that it runs."""
+    """With what begins a text, and by the template that it runs, which may refuse a conversation."""
     engine = replace(spec("fast-1", 1), kind="llama.cpp", api_key="k")
 
     async def main() -> None:
@@ -143,7 +147,11 @@ def test_a_llama_server_counts_as_vllm_does() -> None:
         assert found["max_length"] == {"tokens": 8192}
         async with llama(template="[{role}]{content}") as asking:
             other = await proving.count(asking, engine)
-        assert [d.aspect for d in parity.differences("a", found, "b", other)] == ["chat_template"]
+        async with llama(strict=True) as asking:
+            stricter = await proving.count(asking, engine)
+        for unlike in (other, stricter):
+            assert [d.aspect for d in parity.differences("a", found, "b", unlike)] == ["chat_template"]
+        assert list(parity.differences("b", stricter, "c", stricter)) == []
 
     asyncio.run(main())
 
