@@ -59,7 +59,7 @@ def read(folder: Path) -> Facts:
 
     Raises CheckpointError, where something is broken rather than unusual.
     """
-    if folder.suffix == ".gguf":
+    if folder.is_file():
         return _of_gguf(folder)
     config = _config(folder / CONFIG)
     text = config.get("text_config") or config.get("llm_config") or config
@@ -71,14 +71,16 @@ def read(folder: Path) -> Facts:
 
 def _of_gguf(file: Path) -> Facts:
     try:
-        header = gguf.read(file)
+        headers = [gguf.read(part) for part in gguf.parts(file)]
     except gguf.GGUFError as error:
         raise CheckpointError(str(error)) from None
-    context = header.fields.get(f"{header.fields[gguf.ARCHITECTURE]}.context_length")
+    fields = headers[0].fields
+    context = fields.get(f"{fields.get(gguf.ARCHITECTURE)}.context_length")
+    tensors = {name: size for header in headers for name, size in header.tensors.items()}
     return Facts(
-        weights=sum(header.tensors.values()) or None,
+        weights=sum(tensors.values()) or None,
         context=context if isinstance(context, int) else None,
-        tensors=header.tensors,
+        tensors=tensors,
         unknown="llama.cpp sizes its KV cache by itself",
     )
 

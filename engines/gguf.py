@@ -29,6 +29,7 @@ DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 20
 TEMPLATE = "tokenizer.chat_template"
 ARCHITECTURE = "general.architecture"
+SPLIT = "split.no"
 _SPLIT = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
@@ -150,7 +151,8 @@ class _Reader:
             value = self._value(self._scalar("I"), 0)
             if value is not None:
                 fields[key] = value
-        if not isinstance(fields.get(ARCHITECTURE), str):
+        # Of a split model only the first file says what it is.
+        if not isinstance(fields.get(ARCHITECTURE), str) and not fields.get(SPLIT):
             raise _Wrong(f"it has no {ARCHITECTURE}")
         return Header(version, MappingProxyType(fields), MappingProxyType(self._tensors(tensors, fields)))
 

@@ -31,14 +31,17 @@ def gguf(
     entry_count: int | None = None,
     tensor_count: int | None = None,
     data: int = 96,
+    part: int = 0,
 ) -> bytes:
-    """Two tensors unless told otherwise: `a`, 2 rows of Q4_0 (36 bytes), and `b`, 3 of F32 (12 bytes)."""
-    entries = [
+    """Two tensors unless told otherwise: `a`, 2 rows of Q4_0 (36 bytes), and `b`, 3 of F32 (12 bytes).
+
+    A later `part` of a split model has no more fields than its number."""
+    whole = [
         entry("general.architecture", "llama"),
         entry("tokenizer.chat_template", TEMPLATE),
         text("tokenizer.ggml.tokens") + struct.pack("<IIQ", 9, 8, 2) + text("x") + text("yz"),
-        *entries,
     ]
+    entries = [*([text("split.no") + struct.pack("<IH", 2, part)] if part else whole), *entries]
     counts = (
         len(tensors) if tensor_count is None else tensor_count,
         len(entries) if entry_count is None else entry_count,

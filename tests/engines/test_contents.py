@@ -61,6 +61,9 @@ def test_every_file_of_a_split_model_is_looked_at(tmp_path: Path) -> None:
     first, second = (tmp_path / f"m-0000{at}-of-00002.gguf" for at in (1, 2))
     gguf_files.write(first)
     assert problems(first) == [f"{second} cannot be read: No such file or directory"]
+    gguf_files.write(second, part=1)
+    assert problems(first) == []
+    assert problems(tmp_path) == []
     second.write_text("<html>")
     (found,) = problems(first)
     assert f"{second} is no GGUF file" in found

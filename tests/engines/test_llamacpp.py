@@ -96,6 +96,13 @@ def test_a_plan_knows_the_size_of_a_gguf_file(tmp_path: Path) -> None:
     assert facts.unknown == "llama.cpp sizes its KV cache by itself"
 
 
+def test_a_plan_knows_the_size_of_all_parts(tmp_path: Path) -> None:
+    first = gguf_files.write(tmp_path / "m-00001-of-00002.gguf")
+    more = (gguf_files.tensor("c", (4,), 0, 0),)
+    gguf_files.write(tmp_path / "m-00002-of-00002.gguf", part=1, tensors=more)
+    assert plan.facts_of("m", first).weights == 36 + 12 + 16
+
+
 def test_a_broken_gguf_file_is_no_plan(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="version 9"):
         checkpoint.read(gguf_files.write(tmp_path / "m.gguf", version=9))
