@@ -39,9 +39,11 @@ def problems(folder: Path, args: Sequence[str] = (), allow: Collection[str] = ()
 
 
 def named(args: Sequence[str]) -> list[Path]:
-    """What an engine opens beside its model, since its arguments name it: a chat template, a tokenizer."""
+    """What an engine opens beside its model, since its arguments name it: a chat template, a tokenizer. The
+    weights of a model whose tokenizer is meant are none of it."""
     tokenizer, template = _tokenizer(args), option(args, *_TEMPLATE_FLAGS)
-    found = [] if tokenizer is None else _files(tokenizer)
+    files = [] if tokenizer is None else _files(tokenizer)
+    found = [path for path in files if path.suffix.lower() not in _WEIGHTS]
     return [*found, Path(template)] if template is not None and _is_file(template) else found
 
 

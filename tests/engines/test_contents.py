@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engines.contents import problems
+from engines.contents import named, problems
 from tests.engines import gguf_files, model_folders
 
 DANGEROUS = "{{ ''.__class__ }}"
@@ -117,6 +117,12 @@ def test_a_gguf_file_by_itself_is_checked_with_its_template(tmp_path: Path) -> N
     bad = [gguf_files.entry("tokenizer.chat_template.tool", DANGEROUS)]
     (found,) = problems(gguf_files.write(tmp_path / "bad.gguf", entries=bad))
     assert "`tool` is refused" in found
+
+
+def test_weights_beside_a_tokenizer_are_not_opened_with_it(folder: Path) -> None:
+    names = {path.name for path in named(["--tokenizer", str(folder)])}
+    assert "tokenizer.json" in names
+    assert "model.safetensors" not in names
 
 
 def test_a_tokenizer_of_another_folder_is_looked_at_too(folder: Path, tmp_path: Path) -> None:
