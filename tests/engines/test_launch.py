@@ -98,7 +98,10 @@ def test_a_second_start_appends(tmp_path: Path) -> None:
 
 def test_the_pid_is_the_programs_own(tmp_path: Path) -> None:
     async def use(child: KeptChild) -> None:
-        assert "sleep\x0060" in Path(f"/proc/{child.pid}/cmdline").read_text()
+        line = Path(f"/proc/{child.pid}/cmdline")
+        while "sleep\x0060" not in line.read_text():  # told of before it has become the program
+            assert child.keeper.alive()
+            await asyncio.sleep(0.01)
         assert child.keeper.alive()
         assert os.getsid(child.pid) == child.keeper.pid != os.getsid(0)
 
