@@ -250,8 +250,45 @@ def test_prometheus_reads_as_the_one_of_a_single_machine_does() -> None:
     (here,), (there,) = own.pop("scrape_configs"), other.pop("scrape_configs")
     assert own == other
     assert here["job_name"] == there["job_name"]
-    assert here["static_configs"] == [{"targets": [f"gateway:{deployment().admin.port}"]}]
+    assert here["dns_sd_configs"] == [{"names": ["gateway"], "type": "A", "port": deployment().admin.port}]
     assert here["authorization"]["credentials_file"] in " ".join(SERVICES["prometheus"]["entrypoint"])
+
+
+def at(url: str) -> tuple[str, str]:
+    """Host and port."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    return host, port
+
+
+def test_grafana_asks_services_where_they_listen() -> None:
+    found = {}
+    environment = SERVICES["grafana"]["environment"]
+    for mount in mounts("grafana"):
+        if mount["target"].endswith(".yaml"):
+            provisioned = yaml.safe_load((ROOT / mount["source"]).read_text())
+            for source in provisioned["datasources"]:
+                name = source["url"].removeprefix("$")
+                found[source["type"]] = at(environment.get(name, source["url"]))
+    assert found == {"prometheus": ("prometheus", "9090"), "jaeger": ("jaeger", "16686")}
+    for kind, (service, port) in found.items():
+        assert kind in SERVICES[service]["image"]
+        assert SERVICES[service]["ports"][0].endswith(f":{port}")
+        assert set(SERVICES["grafana"]["networks"]) & set(SERVICES[service]["networks"])
+
+
+def test_grafana_finds_the_dashboards_where_they_are_mounted() -> None:
+    provider = yaml.safe_load((ROOT / "deploy/grafana/provisioning/dashboards/dualgauge.yaml").read_text())[
+        "providers"
+    ][0]
+    (source,) = [m["source"] for m in mounts("grafana") if m["target"] == provider["options"]["path"]]
+    assert list((ROOT / source).glob("*.json"))
+
+
+def test_the_collector_passes_traces_to_jaeger() -> None:
+    assert at(SERVICES["otel-collector"]["environment"]["TRACES_URL"]) == ("jaeger", "4318")
+    assert SERVICES["jaeger"]["environment"] == {"JAEGER_LISTEN_HOST": "0.0.0.0"}
+    read = (ROOT / "deploy/otel/collector.yaml").read_text().replace("${env:", "${")
+    assert set(VARIABLE.findall(read)) == SERVICES["otel-collector"]["environment"].keys()
 
 
 @needs_prometheus
@@ -311,6 +348,26 @@ def test_compose_accepts_the_file(profiles: tuple[str, ...], tmp_path: Path) -> 
         [*command, *chosen, "config", "-q"], capture_output=True, text=True, env=environment, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(compose() is None, reason="no docker-compose on the PATH (.ci/tools.txt has it)")
+@pytest.mark.parametrize("profile", PROFILES[:3])
+def test_compose_accepts_several_gateways(profile: str, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("DUALGAUGE_ADMIN_TOKEN=a-token\n")
+    files = [word for name in ("docker-compose.yml", "deploy/docker/rolling.yml") for word in ("-f", name)]
+    command = [*(compose() or ()), "--env-file", str(tmp_path / ".env"), *files, "--profile", profile]
+    environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    done = subprocess.run(
+        [*command, "config"], capture_output=True, text=True, env=environment, cwd=ROOT, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    stack = yaml.safe_load(done.stdout)["services"]
+    published = {(port["host_ip"], port["target"]) for port in stack["front"]["ports"]}
+    assert published == {("127.0.0.1", port) for port in (8080, 8081)}
+    assert "ports" not in stack["gateway"]
+    assert stack["gateway"]["deploy"]["replicas"] == 2
+    hardening = ("read_only", "cap_drop", "security_opt", "logging", "restart")
+    assert [stack["front"][key] for key in hardening] == [stack["gateway"][key] for key in hardening]
 
 
 @pytest.mark.skipif(compose() is None, reason="no docker-compose on the PATH (.ci/tools.txt has it)")
