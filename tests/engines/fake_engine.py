@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 KNOWN = {"France": " Paris, a city", "Thursday,": " Friday, Saturday", "8,": " 9, 10, 11"}
 GIBBERISH = "!!!!!!!!!!!!!!!!!!!!!!!!"
@@ -27,6 +28,7 @@ class State:
         self.awake = threading.Event()
         self.awake.set()
         self.confused = False
+        self.running: set[int] = set()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -48,6 +50,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/metrics" and self.options.blocks is not None:
             cache = f'block_size="16",num_gpu_blocks="{self.options.blocks}"'
             self.text(f"vllm:cache_config_info{{{cache}}} 1.0\n")
+        elif self.path == "/metrics" and self.options.counts:
+            self.text(f"vllm:num_requests_running {len(self.state.running)}\n")
         else:
             self.reply(404, {"detail": "Not Found"})
 
@@ -64,6 +68,16 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, {"detail": "Not Found"})
             return
         self.state.awake.wait()
+        self.state.running.add(threading.get_ident())
+        try:
+            self.generate(path, body)
+        except ConnectionError:
+            print("INFO: aborted", flush=True)
+            self.close_connection = True
+        finally:
+            self.state.running.discard(threading.get_ident())
+
+    def generate(self, path: str, body: dict[str, Any]) -> None:
         if self.options.warm_up != 200:
             self.reply(self.options.warm_up, {"error": {"message": "the model is broken"}})
         elif body["model"] != self.options.served_model_name:
@@ -169,6 +183,7 @@ def main() -> int:
     parser.add_argument("--shift", type=int, default=0, help="tokenize otherwise")
     parser.add_argument("--length", type=int, default=4096, help="its longest request, tokens")
     parser.add_argument("--blocks", type=int, default=None, help="of its KV cache, of 16 tokens")
+    parser.add_argument("--counts", action="store_true", help="tell in /metrics how many requests run")
     parser.add_argument("--enable-sleep-mode", action="store_true")
     parser.add_argument("--sleep-fault", choices=["error", "hang"], default=None)
     parser.add_argument("--wake-fault", choices=["error", "hang", "ignored", "gibberish"], default=None)
