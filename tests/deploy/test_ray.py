@@ -26,7 +26,7 @@ from tests.support.serving import free_port
 
 STREAMS = 100
 MANY = 16
-PACE = 0.05
+PACE = 0.2
 CHAT = "/v1/chat/completions"
 BEGUN = b"data: {"
 HAPROXY = {
@@ -260,7 +260,7 @@ def test_a_rolling_restart_cuts_no_stream_and_refuses_no_request(served: Cluster
 
         wires = [await Wire.open(served.port) for _ in range(STREAMS)]
         for wire in wires:
-            wire.send(CHAT, chat(tokens=400))
+            wire.send(CHAT, chat(tokens=150))
         await asyncio.gather(*(wire.until(BEGUN) for wire in wires))
         async with Load(served.port, chat(), many=4) as load:
             await asyncio.to_thread(served.deploy, restart)
@@ -278,12 +278,12 @@ def test_a_rolling_restart_cuts_no_stream_and_refuses_no_request(served: Cluster
 @needs_redis
 def test_a_tier_grows_under_load_and_shrinks_without_cutting_a_stream(served: Cluster) -> None:
     async def ask() -> None:
-        async with Load(served.port, chat("smollm2:exact", 100)) as load:
+        async with Load(served.port, chat("smollm2:exact", 40)) as load:
             await happens("another engine comes", lambda: len(served.replicas("exact")) == 2)
             await asyncio.sleep(3)
         engines = {reply.headers["x-dualgauge-engine"] for reply in load.replies}
         assert len(engines) == 2
-        async with Load(served.port, chat("smollm2:exact", 300), many=2) as load:
+        async with Load(served.port, chat("smollm2:exact", 60), many=2) as load:
             await happens("one goes", lambda: served.running(exact=1))
         assert Counter(map(whole, load.replies)) == {True: len(load.replies)}
 

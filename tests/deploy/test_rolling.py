@@ -79,6 +79,7 @@ async def test_a_rolling_restart_cuts_no_stream_and_refuses_no_request(tmp_path:
         old = [await gateways.start(index) for index in (0, 1)]
         front = stack.enter_context(haproxy(tmp_path, [(one, one) for one in ports]))
         await healthy(front.health)
+        await until(lambda: front.up() == ["gateway-0", "gateway-1"])  # all count as up before they are asked
         wires = [await stack.enter_async_context(await Wire.open(front.listen)) for _ in range(STREAMS)]
         for wire in wires:
             wire.send(CHAT.path, ASK)
@@ -88,7 +89,7 @@ async def test_a_rolling_restart_cuts_no_stream_and_refuses_no_request(tmp_path:
         asking = [asyncio.create_task(keep_asking(front.listen, asked, stop)) for _ in range(4)]
         for index in (2, 3):
             await gateways.start(index)
-        await asyncio.sleep(1.5)  # HAProxy sees them
+        await until(lambda: len(front.up()) == 4)
         before = len(asked)
         for index, _ in enumerate(old):
             assert front.order(f"set server gateways/gateway-{index} state drain").strip() == ""

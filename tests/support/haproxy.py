@@ -50,6 +50,11 @@ class Ports:
             sock.sendall(f"{text}\n".encode())
             return sock.makefile().read()
 
+    def up(self) -> list[str]:
+        """The gateways that its checks found."""
+        rows = (line.split() for line in self.order("show servers state gateways").splitlines())
+        return [row[3] for row in rows if len(row) > 5 and row[5] == "2"]
+
 
 @contextlib.contextmanager
 def haproxy(folder: Path, gateways: Sequence[tuple[int, int]]) -> Iterator[Ports]:
