@@ -29,12 +29,6 @@ MANY = 16
 PACE = 0.2
 CHAT = "/v1/chat/completions"
 BEGUN = b"data: {"
-HAPROXY = {
-    "RAY_SERVE_ENABLE_HA_PROXY": "1",
-    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-    # Half a minute else, which only takes longer.
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
-}
 POLICY = """
 version: 1
 rules: [{name: all, send: fast, if_unavailable: fail}]
@@ -63,9 +57,8 @@ def small(deployments: dict[str, Any]) -> None:
     deployments["exact"]["autoscaling_config"] |= {"target_ongoing_requests": 4, **hurry}
 
 
-@pytest.fixture(scope="module", params=["serve", "haproxy"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """With Serve's own proxy, and with HAProxy as docs/deploying.md advises."""
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("ray")
     python = folder / "python"
     script = shlex.quote(str(Path(fake_engine.__file__ or "")))
@@ -77,10 +70,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with server() as redis:
         file = folder / "dualgauge.yaml"
         file.write_text(DEPLOYMENT % (free_port(), redis.url, PACE, PACE))
-        env = {"DUALGAUGE_VLLM_PYTHON": str(python)}
-        if request.param == "haproxy":
-            env |= HAPROXY
-        with cluster(file, env, cpus=4) as one:
+        with cluster(file, {"DUALGAUGE_VLLM_PYTHON": str(python)}, cpus=4) as one:
             one.deploy(small)
             wait("all replicas run", lambda: one.running(gateway=2, fast=2, exact=1))
             wait("all gateways know both tiers", lambda: asyncio.run(known(one.port)))
@@ -238,8 +228,8 @@ def test_a_gateway_killed_under_load_leaves_the_other_serving(served: Cluster) -
             await happens("it is replaced", lambda: victim not in served.replicas("gateway"))
             await happens("another runs", lambda: served.running(gateway=2))
         assert len(load.replies) > at
-        # Serve's own proxy does not ask another for those that it had handed over.
-        assert sum(load.failed.values()) <= (0 if served.haproxy else MANY), load.failed
+        # Serve's proxy does not ask the other gateway for what this one had already.
+        assert sum(load.failed.values()) <= MANY, load.failed
 
     run(ask())
 

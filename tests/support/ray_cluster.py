@@ -41,19 +41,7 @@ class Cluster:
         self._dashboard = free_port()
         self._config = config
         self._mark = uuid.uuid4().hex
-        self.haproxy = "RAY_SERVE_ENABLE_HA_PROXY" in env
-        own = {
-            "PYTHONPATH": f"{FOLDER}:{ROOT}",
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy/haproxy.cfg",
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/haproxy/admin.sock",
-            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/haproxy/metrics.sock",
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{folder}/haproxy",
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/haproxy/server-state",
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-            MARK: self._mark,
-        }
-        self._env = {**os.environ, **own, **env}
+        self._env = {**os.environ, "PYTHONPATH": f"{FOLDER}:{ROOT}", MARK: self._mark, **env}
         self._process = self._start(cpus)
 
     def _start(self, cpus: int) -> subprocess.Popen[bytes]:
