@@ -37,12 +37,14 @@ from engines.launch import ProcessLauncher
 from engines.runfile import Paths, UnitState
 from engines.spec import EngineSpec
 from engines.supervise import Supervisor
-from gateway.app import Public, admin_app, build, change_engines, reload, running
+from gateway.admin import admin_app
+from gateway.app import Public, build, change_engines, running
 from gateway.cli.deployment import engine_units
 from gateway.cli.prepare import engines_of
 from gateway.cli.view import View
 from gateway.config import LAST_PORT, HostPort, read
-from gateway.server import bind, listener
+from gateway.listeners import bind, listener
+from gateway.process import Process
 from gateway.telemetry.logs import configure
 
 logger = logging.getLogger("dualgauge.ray")
@@ -193,7 +195,8 @@ class Gateway:
                 if address.port - wanted.port >= ADMIN_PORTS or address.port == LAST_PORT:
                     raise
                 address = HostPort(address.host, address.port + 1)
-        server = listener(admin_app(self._gateway, reload), 1)
+        site = Process(self._gateway)
+        server = listener(admin_app(config, lambda: site), 1)
         serving = asyncio.create_task(server.serve([sock]), name="admin")
         host = wanted.host if wanted.loopback else ray.util.get_node_ip_address()
         self._admin = str(HostPort(host, sock.getsockname()[1]))

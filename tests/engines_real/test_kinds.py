@@ -119,7 +119,8 @@ def provider() -> Iterator[Provider]:
 def site(provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("kinds")
     (folder / "policy.yaml").write_text(POLICY)
-    vllm = {"kind": "vllm", "args": ["--enforce-eager", "--chat-template", str(TEMPLATE)]}
+    args = ["--enforce-eager", "--chat-template", str(TEMPLATE), "--enable-auto-tool-choice"]
+    vllm = {"kind": "vllm", "args": [*args, "--tool-call-parser", "hermes"]}
     gguf = {"kind": "llama.cpp", "binary": str(server()), "model": "demo/smollm2-135m-gguf"}
     hosted = {"kind": "hosted", "model": "openai/gpt-5", "api_key": "sk-provider"}
     hosted |= {"url": f"http://127.0.0.1:{provider.server_port}/v1"}
