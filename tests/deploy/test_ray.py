@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -270,14 +270,16 @@ def test_a_tier_grows_under_load_and_shrinks_without_cutting_a_stream(served: Cl
     async def ask() -> None:
         async with Load(served.port, chat("smollm2:exact", 40)) as load:
             await happens("another engine comes", lambda: len(served.replicas("exact")) == 2)
-            await asyncio.sleep(3)
-        engines = {reply.headers["x-dualgauge-engine"] for reply in load.replies}
-        assert len(engines) == 2
+            await happens("both answer", lambda: len(engines(load.replies)) == 2)
         async with Load(served.port, chat("smollm2:exact", 60), many=2) as load:
             await happens("one goes", lambda: served.running(exact=1))
         assert Counter(map(whole, load.replies)) == {True: len(load.replies)}
 
     run(ask())
+
+
+def engines(replies: Iterable[Reply]) -> set[str]:
+    return {reply.headers["x-dualgauge-engine"] for reply in replies}
 
 
 # What needs no Ray.
