@@ -21,6 +21,7 @@ from gateway.dialects import ENDPOINTS, Endpoint, make_facts
 from gateway.dialects.base import Request
 from gateway.dispatch import Build, Dispatch
 from gateway.errors import (
+    BodyTooLarge,
     ClientGone,
     EngineBroke,
     EngineRefused,
@@ -88,6 +89,7 @@ class Exchange:
 
     __slots__ = (
         "_client",
+        "_counted",
         "_decided",
         "_dispatch",
         "_endpoint",
@@ -128,8 +130,9 @@ class Exchange:
         self._forward: Forward | None = None
         self._prompt = 0
         self._read_at = 0.0
-        # Bytes of its body that are counted in `gateway.load`, None before it is.
-        self._held: int | None = None
+        # What is counted of it in `gateway.load`: bytes of its body, and itself once that is there.
+        self._held = 0
+        self._counted = False
 
     async def run(self) -> None:
         try:
@@ -216,23 +219,36 @@ class Exchange:
 
     def _enter(self) -> None:
         """Refuse at once what this process has no room for, before its body is read."""
-        gateway, fields = self._gateway, self._client.fields
-        bounds, declared = gateway.config.bounds, fields.get(b"content-length")
-        if declared is not None and declared.isdigit():
-            size = min(int(declared), bounds.body)
-        else:
-            size = bounds.body if b"transfer-encoding" in fields else 0
-        gateway.load.enter(size, bounds)
-        self._held = size
+        gateway, client = self._gateway, self._client
+        bounds, size = gateway.config.bounds, client.declared
+        if size is None:
+            size = bounds.body if b"transfer-encoding" in client.fields else 0
+        elif size > bounds.body:
+            raise BodyTooLarge.over(bounds.body)
+        gateway.load.enter(bounds)
+        self._hold(size)
+
+    def _hold(self, size: int) -> None:
+        """Have so many bytes counted instead of those before. Raises Overloaded."""
+        load, tenant = self._gateway.load, self.record.tenant
+        if self._held:
+            load.release(self._held, tenant)
+            self._held = 0
+        if size:
+            load.hold(size, tenant, self._gateway.config.bounds)
+            self._held = size
 
     async def _read(self) -> None:
         client = self._client
         bounds = self._gateway.config.bounds
         raw = await client.body(bounds.body, bounds.read)
         client.watch()
-        if self._held is not None and self._held != len(raw):
-            self._gateway.load.bytes += len(raw) - self._held
-            self._held = len(raw)
+        if self._held != len(raw):
+            self._hold(len(raw))
+        load = self._gateway.load
+        load.enter(bounds)
+        load.requests += 1
+        self._counted = True
         self._read_at = self._gateway.clock()
         kind = client.fields.get(b"content-type")
         if kind not in (None, PLAIN_JSON) and not JSON_TYPE.fullmatch(kind):
@@ -587,8 +603,10 @@ class Exchange:
             record.usage = forward.usage if forward.tap is None else forward.tap.usage
         if self._lease is not None:
             self._settle(self._lease)
-        if self._held is not None:
-            gateway.load.leave(self._held)
+        if self._held:
+            gateway.load.release(self._held, record.tenant)
+        if self._counted:
+            gateway.load.requests -= 1
         record.ended = gateway.clock()
         if record.route not in PROBES:
             gateway.metrics.count(record)

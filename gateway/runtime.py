@@ -133,20 +133,30 @@ class Load:
 
     requests: int = 0
     bytes: int = 0
+    _by_tenant: dict[str, int] = field(default_factory=dict)
 
-    def enter(self, size: int, bounds: Bounds) -> None:
-        """Count one in, whose body has `size` bytes at most. Raises Overloaded where there is no room; small
-        bodies have theirs by the number of requests."""
+    def enter(self, bounds: Bounds) -> None:
+        """Raises Overloaded where there is no room for one more. It counts once its body is there: a head
+        alone takes nobody's place."""
         if self.requests >= bounds.requests:
             raise Overloaded(f"{self.requests} requests run already (bounds.requests)", retry_after=1)
-        if size > AT_ONCE and self.bytes + size > bounds.memory:
-            raise Overloaded("too many large bodies are held already (bounds.memory)", retry_after=1)
-        self.requests += 1
-        self.bytes += size
 
-    def leave(self, size: int) -> None:
-        self.requests -= 1
+    def hold(self, size: int, tenant: str, bounds: Bounds) -> None:
+        """Count bytes of a body in. Raises Overloaded where there is no room; small bodies have theirs by the
+        number of requests, and one tenant has no more than half where that holds the largest body."""
+        own = self._by_tenant.get(tenant, 0) + size
+        share = max(bounds.memory // 2, bounds.body)
+        if size > AT_ONCE and (self.bytes + size > bounds.memory or own > share):
+            raise Overloaded("too many large bodies are held already (bounds.memory)", retry_after=1)
+        self.bytes += size
+        self._by_tenant[tenant] = own
+
+    def release(self, size: int, tenant: str) -> None:
+        """Take back what `hold` has counted."""
         self.bytes -= size
+        left = self._by_tenant.pop(tenant) - size
+        if left:
+            self._by_tenant[tenant] = left
 
 
 @dataclass(slots=True)

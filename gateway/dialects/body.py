@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from gateway.dialects.scan import SMALL, deep_field, repeated
+from gateway.dialects.scan import SMALL, deep_field, opening, repeated, too_many
 from gateway.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -93,8 +93,11 @@ class Body:
 
     __slots__ = ("_changed", "_fields", "dropped", "raw")
 
-    def __init__(self, raw: bytes) -> None:
-        """Raises InvalidRequest where `raw` is not one JSON object in UTF-8, or names a field twice."""
+    def __init__(self, raw: bytes, nodes: int | None = None) -> None:
+        """Raises InvalidRequest where `raw` is not one JSON object in UTF-8, names a field twice, or holds
+        more than `nodes` values: no more are made into objects."""
+        if nodes is not None and len(raw) > 2 * nodes and too_many(raw, nodes, opening(raw)):
+            raise InvalidRequest(f"the body holds more than {nodes} values (bounds.nodes)")
         self.raw = raw
         self.dropped: list[str] = []
         self._changed = False
@@ -102,13 +105,13 @@ class Body:
             if not raw.isascii():
                 raw.decode()
             self._fields = _scan(raw)
+            twice = repeated(raw, self._fields)
         except msgspec.ValidationError:
             raise InvalidRequest("the body must be a JSON object") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
             raise InvalidRequest(f"the body is not valid JSON: {exc}") from None
         except RecursionError:
             raise _too_deep(raw) from None
-        twice = repeated(raw, self._fields)
         if twice is not None:
             # Parsers differ in which of the two they take: another could be used than was checked.
             raise InvalidRequest(f"{twice[:64]} is given twice", param=twice[:64])

@@ -10,7 +10,9 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass
+from threading import Lock
 
+_QUIETLY = Lock()
 _TOKEN = re.compile(
     r"(?P<plain>[^\\\[(){*+?|]+)"
     r"|(?P<flags>\(\?[a-zA-Z]+\))"
@@ -65,7 +67,8 @@ def problem(pattern: str, most: int, depth: int) -> str | None:
         return f"nests groups deeper than {depth} levels (bounds.depth)"
     pattern = _ECMA.sub(_python, pattern)
     try:
-        with warnings.catch_warnings():
+        # What is ignored is the whole process's, and large bodies are read in another thread.
+        with _QUIETLY, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as exc:

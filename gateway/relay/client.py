@@ -39,6 +39,13 @@ class Client(ABC):
         self.gone = False
         self.started = False
 
+    @property
+    def declared(self) -> int | None:
+        """Bytes of the body by its content-length; None where there is none. Leading zeros are no digits that
+        count, and beyond 20 no number is met that a body could have."""
+        value = self.fields.get(b"content-length")
+        return int(value.lstrip(b"0")[:20] or b"0") if value is not None and value.isdigit() else None
+
     @abstractmethod
     async def body(self, limit: int, seconds: float) -> bytes:
         """The whole body, of `limit` bytes at most, which must be here within so many seconds. Raises
@@ -87,8 +94,7 @@ class AsgiClient(Client):
         self._task: asyncio.Task[Any] | None = None
 
     async def body(self, limit: int, seconds: float) -> bytes:
-        declared = self.fields.get(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared) > limit:
+        if (self.declared or 0) > limit:
             raise BodyTooLarge.over(limit)
         try:
             async with asyncio.timeout(seconds):

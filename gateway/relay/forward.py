@@ -20,6 +20,7 @@ ERROR_HELD = 1 << 20
 EVENTS = b"text/event-stream"
 CHUNK_OF_EVENTS = b"\n\n\r\n"
 """How a chunk ends that holds whole events."""
+LF = ord("\n")
 
 Beat = Callable[[], None]
 """Called whenever whole events of a stream go to the client: it is on the path of every token."""
@@ -174,7 +175,8 @@ class Forward:
             size = len(data)
             if (
                 size >= longest
-                or not data.startswith(CHUNK_STARTS[size])
+                or not data.startswith(start := CHUNK_STARTS[size])
+                or data[len(start)] == LF  # which would be a blank line with that of the framing
                 or not data.endswith(CHUNK_OF_EVENTS)
                 or not tap.passes(data)
             ):

@@ -30,7 +30,7 @@ SHORT_URL = 128
 HEADER_FRAME = len(b": \r\n")
 PIPELINED = 16
 LINGER_SECONDS = 0.3
-PIPELINED_BYTES = 1 << 20
+PIPELINED_BYTES = 64 << 10
 # A client that takes none of a waiting reply's bytes for so long is gone: no timeout of an engine ends that.
 STALLED_SECONDS = 120.0
 STATUS_LINES = {
@@ -129,8 +129,7 @@ class Request(Client):
     # the request's own task
 
     async def body(self, limit: int, seconds: float) -> bytes:
-        declared = self.fields.get(b"content-length")
-        if declared is not None and declared.isdigit() and int(declared) > limit:
+        if (self.declared or 0) > limit:
             raise BodyTooLarge.over(limit)
         if not self.complete:
             try:
@@ -226,6 +225,8 @@ class Request(Client):
     def _done(self, last: bytes) -> None:
         self._connection.write(last)
         self.answered = True
+        # A body that was refused is not kept for as long as its connection is.
+        self._parts = []
         self._connection.answered(self)
 
     def close_after(self) -> None:

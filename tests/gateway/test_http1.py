@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import server
+from gateway import listeners
 from tests.support.client import Wire, request, until
 from tests.support.engine import FakeEngine, engines, hang, reply, stream
 from tests.support.serving import serving
@@ -244,7 +244,7 @@ async def test_a_body_behind_a_running_request_is_not_hoarded(tmp_path: Path) ->
 
 
 async def test_an_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.15)
+    monkeypatch.setattr(listeners, "KEEP_ALIVE_SECONDS", 0.15)
     engine = FakeEngine(reply(CHAT.reply, delay=0.4))
     async with (
         engines(engine),
@@ -264,7 +264,7 @@ async def test_an_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.
 async def test_a_request_that_does_not_come_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes
 ) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.15)
+    monkeypatch.setattr(listeners, "KEEP_ALIVE_SECONDS", 0.15)
     async with serving(tmp_path, NOBODY, wait=False) as served, await Wire.open(served.port) as wire:
         wire.raw(raw)
         while await wire.some():
@@ -283,7 +283,7 @@ async def test_a_request_that_does_not_come_is_not_waited_for(
 async def test_drops_keep_no_connection_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: bytes, drop: bytes
 ) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(listeners, "KEEP_ALIVE_SECONDS", 0.2)
     async with serving(tmp_path, NOBODY, wait=False) as served, await Wire.open(served.port) as wire:
         wire.raw(start)
         with contextlib.suppress(ConnectionError):
@@ -295,7 +295,7 @@ async def test_drops_keep_no_connection_open(
 
 
 async def test_a_slow_upload_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(listeners, "KEEP_ALIVE_SECONDS", 0.2)
     engine = FakeEngine(reply(CHAT.reply))
     async with (
         engines(engine),

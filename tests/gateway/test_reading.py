@@ -51,6 +51,7 @@ async def test_one_that_nobody_waits_for_holds_up_no_end() -> None:
     behind = asyncio.ensure_future(reader.read(dialect, RAW, Bounds()))
     await asyncio.sleep(0)
     reading.cancel()
+    behind.cancel()
     reader.close()
     dialect.go.set()
     with pytest.raises(asyncio.CancelledError):
