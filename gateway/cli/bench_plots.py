@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 WIDTH, HEIGHT = 640, 320
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 58, 40
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 76, 40
 STYLE = """
 .plot{font:12px system-ui,sans-serif}
 .plot text{fill:#1f2937}.plot .dim{fill:#6b7280}.plot .grid{stroke:#e5e7eb}
@@ -100,10 +100,12 @@ def bars(title: str, unit: str, groups: Sequence[str], series: Sequence[Series])
 
 def _whole(title: str, unit: str, series: Sequence[Series], parts: Sequence[str]) -> str:
     keys = []
-    room = (WIDTH - LEFT) / max(1, len(series))
     for at, one in enumerate(series):
-        x = LEFT + room * at
-        keys.append(_mark(one.place, x + 5, 40) + f'<text x="{x + 14:.1f}" y="44">{escape(one.name)}</text>')
+        # Two in a line, since a name takes up to half the width.
+        x, y = LEFT + (WIDTH - LEFT) / 2 * (at % 2), 40 + 18 * (at // 2)
+        keys.append(
+            _mark(one.place, x + 5, y) + f'<text x="{x + 14:.1f}" y="{y + 4}">{escape(one.name)}</text>'
+        )
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(title)}, {escape(unit)}"><style>{STYLE}</style>'
