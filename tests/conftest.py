@@ -5,10 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import signal
 
 import pytest
 import uvloop
 from hypothesis import settings
+
+# A shell that runs the tests in the background has them ignore SIGINT, and so would all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LIMIT_SECONDS = 60
 
