@@ -95,5 +95,6 @@ def facts_from_body(
 
     Raises KeyError for an unknown dialect, InvalidRequest for a body that the gateway would refuse.
     """
-    request = DIALECTS[dialect].parse(Body(msgspec.json.encode({"model": "any", **body})), Bounds())
+    bounds, raw = Bounds(), msgspec.json.encode({"model": "any", **body})
+    request = DIALECTS[dialect].parse(Body(raw, bounds.nodes), bounds)
     return make_facts(dialect, request, headers, tenant, tags, time)

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from gateway.dialects.scan import SMALL, deep_field, opening, repeated, too_many
+from gateway.dialects.scan import SMALL, crowded_field, deep_field, repeated, too_many
 from gateway.errors import InvalidRequest
 
 T = TypeVar("T")
@@ -96,8 +96,9 @@ class Body:
     def __init__(self, raw: bytes, nodes: int | None = None) -> None:
         """Raises InvalidRequest where `raw` is not one JSON object in UTF-8, names a field twice, or holds
         more than `nodes` values: no more are made into objects."""
-        if nodes is not None and len(raw) > 2 * nodes and too_many(raw, nodes, opening(raw)):
-            raise InvalidRequest(f"the body holds more than {nodes} values (bounds.nodes)")
+        if nodes is not None and too_many(raw, nodes):
+            message = f"the body holds more than {nodes} values (bounds.nodes)"
+            raise InvalidRequest(message, param=crowded_field(raw))
         self.raw = raw
         self.dropped: list[str] = []
         self._changed = False

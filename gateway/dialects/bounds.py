@@ -12,7 +12,7 @@ from typing import Any
 from gateway.config import Bounds
 from gateway.dialects.body import ANY, Body
 from gateway.dialects.media import check_messages
-from gateway.dialects.scan import too_deep, too_many, tree_too_deep
+from gateway.dialects.scan import opening, too_deep, tree_too_deep
 from gateway.dialects.schemas import Checked, Checker
 from gateway.errors import InvalidRequest
 
@@ -206,13 +206,6 @@ CHECKED = FIGURES.keys() | CONSTRAINTS.keys() | set(TOOLS)
 def check(body: Body, bounds: Bounds, said: frozenset[str]) -> None:
     """What a body's bytes and its fields tell, but for the fields `said`, which a dialect checks when it has
     decoded them. Raises InvalidRequest naming the field."""
-    raw = body.raw
-    brackets = raw.count(b"[") + raw.count(b"{")
-    # A value takes two bytes with what parts it from the next.
-    if len(raw) > 2 * bounds.nodes and too_many(raw, bounds.nodes, brackets):
-        largest = max(body.names, key=body.size)
-        message = f"the body holds more than {bounds.nodes} values (bounds.nodes)"
-        raise InvalidRequest(message, param=largest)
     for name in () if CHECKED.isdisjoint(body.names) else body.names & CHECKED:
         if name in FIGURES:
             FIGURES[name](name, body.get(name, ANY), bounds)
@@ -220,7 +213,7 @@ def check(body: Body, bounds: Bounds, said: frozenset[str]) -> None:
             _tools(name, body, bounds)
         else:
             _constraint(name, body, bounds)
-    if brackets > bounds.depth:
+    if opening(body.raw) > bounds.depth:
         for name in body.names - CHECKED - said:
             if too_deep(body.value(name), bounds.depth - 1):
                 raise _too_deep(name, bounds)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -21,6 +23,7 @@ SMALL = 16 << 10
 DEEP = 200
 MARKS = 10_000
 _MARK = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+_MARK_OR_COMMA = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{},]', re.DOTALL)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -36,10 +39,10 @@ def too_deep(raw: bytes, depth: int) -> bool:
     return bool(left)
 
 
-def too_many(raw: bytes, nodes: int, brackets: int) -> bool:
-    """Whether valid JSON, in which so many `brackets` open, holds more than `nodes` values; an empty list or
-    object counts as two."""
-    if raw.count(b",") + brackets < nodes:
+def too_many(raw: bytes, nodes: int) -> bool:
+    """Whether valid JSON holds more than `nodes` values; an empty list or object counts as two."""
+    # A value takes two bytes with what parts it from the next.
+    if len(raw) <= 2 * nodes or raw.count(b",") + opening(raw) < nodes:
         return False
     raw = _unescaped(raw)
     if raw.count(b'"') > 4 * nodes:
@@ -64,19 +67,34 @@ def _unescaped(raw: bytes) -> bytes:
 
 def deep_field(raw: bytes) -> str | None:
     """The field of an object that nests more than DEEP levels, if its first MARKS brackets and texts tell."""
+    return _text(next((name for level, name in _marks(raw, _MARK) if level > DEEP), None))
+
+
+def crowded_field(raw: bytes) -> str | None:
+    """The field of an object that holds the most values, as far as its first MARKS marks tell; None where all
+    stand in fields of their own."""
+    counts = Counter(name for level, name in _marks(raw, _MARK_OR_COMMA) if level > 1)
+    return _text(max(counts, key=counts.__getitem__, default=None))
+
+
+def _marks(raw: bytes, marks: re.Pattern[bytes]) -> Iterator[tuple[int, bytes]]:
+    """At each of the first marks, how deep it is inside, and the field of the outermost object."""
     level, name = 0, b""
-    for count, match in enumerate(_MARK.finditer(raw)):
+    for match in islice(marks.finditer(raw), MARKS):
         mark = match[0]
         if mark in b"[{":
             level += 1
         elif mark in b"]}":
             level -= 1
-        elif level == 1:
+        elif level == 1 and mark != b",":
             name = mark
-        if level > DEEP or count > MARKS:
-            break
+        yield level, name
+
+
+def _text(name: bytes | None) -> str | None:
+    """A name as it is in JSON, decoded."""
     try:
-        return str(json.loads(name)) if level > DEEP else None
+        return None if name is None else str(json.loads(name))
     except ValueError:
         return None
 

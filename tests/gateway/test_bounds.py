@@ -33,7 +33,8 @@ GENERATING = (CHAT, COMPLETIONS, RESPONSES, MESSAGES)
 
 def parse(dialect: Dialect, fields: dict[str, Any], bounds: Bounds | None = None) -> None:
     raw = json.dumps({"model": "smollm2", **BASE[dialect], **fields}).encode()
-    dialect.parse(Body(raw), bounds or Bounds())
+    bounds = bounds or Bounds()
+    dialect.parse(Body(raw, bounds.nodes), bounds)
 
 
 def refused(dialect: Dialect, fields: dict[str, Any], bounds: Bounds | None = None) -> InvalidRequest:
