@@ -238,17 +238,21 @@ class Exchange:
             load.hold(size, tenant, self._gateway.config.bounds)
             self._held = size
 
-    async def _read(self) -> None:
-        client = self._client
-        bounds = self._gateway.config.bounds
+    async def _body(self) -> bytes:
+        """The whole body; from here on the request counts, and its client is watched."""
+        client, load, bounds = self._client, self._gateway.load, self._gateway.config.bounds
         raw = await client.body(bounds.body, bounds.read)
         client.watch()
         if self._held != len(raw):
             self._hold(len(raw))
-        load = self._gateway.load
         load.enter(bounds)
         load.requests += 1
         self._counted = True
+        return raw
+
+    async def _read(self) -> None:
+        client, bounds = self._client, self._gateway.config.bounds
+        raw = await self._body()
         self._read_at = self._gateway.clock()
         kind = client.fields.get(b"content-type")
         if kind not in (None, PLAIN_JSON) and not JSON_TYPE.fullmatch(kind):
@@ -522,8 +526,7 @@ class Exchange:
         """A reply that one engine holds: ask the one that made it, or each where that is not known."""
         gateway, tenant = self._gateway, self._tenant
         assert tenant is not None
-        await self._client.body(gateway.config.bounds.body, gateway.config.bounds.read)
-        self._client.watch()
+        await self._body()
         reply = path.split("/")[3]
         found = gateway.stored.find(reply)
         if found is not None and found.tenant != tenant.name:

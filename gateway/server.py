@@ -84,17 +84,14 @@ class _Alone:
         return await crew.restart()
 
     def stop(self) -> None:
-        gateway = self.process.gateway
-        if gateway.draining:
-            logger.warning("ending at once")
-            if self.crew is not None:
-                self.crew.kill()
-            os._exit(130)
-        gateway.draining = True
+        self.process.gateway.draining = True
         self._public.should_exit = True
         if self.crew is not None:
             self.crew.stop()
-        logger.info("draining: running requests have %g s", gateway.config.shutdown_grace)
+
+    def kill(self) -> None:
+        if self.crew is not None:
+            self.crew.kill()
 
 
 async def serve(gateway: Gateway, listen: str | None = None) -> None:
@@ -107,7 +104,7 @@ async def serve(gateway: Gateway, listen: str | None = None) -> None:
         public = listener(Public(gateway), config.shutdown_grace)
         crews = await stack.enter_async_context(contextlib.AsyncExitStack())
         alone = _Alone(gateway, public, public_socket, listen, crews)
-        on_signals(lambda: alone.site, alone.stop)
+        on_signals(lambda: alone.site, ending(alone.stop, alone.kill, config.shutdown_grace))
         async with running(gateway):
             logger.info("listening on %s, admin on %s", config.listen.url, config.admin.url)
             admin = await _administered(crews, config, lambda: alone.site, admin_socket)
@@ -159,28 +156,33 @@ async def oversee(config: Config, listen: str | None = None) -> None:
             name=secrets.token_hex(8),
         )
         await stack.enter_async_context(crew)
-        stopping = False
-
-        def stop() -> None:
-            nonlocal stopping
-            if stopping:
-                logger.warning("ending at once")
-                crew.kill()
-                os._exit(130)
-            stopping = True
-            crew.stop()
-            logger.info("draining: running requests have %g s", config.shutdown_grace)
-
-        on_signals(lambda: crew, stop)
+        on_signals(lambda: crew, ending(crew.stop, crew.kill, config.shutdown_grace))
         await _administered(stack, config, lambda: crew, admin_socket)
         try:
             await crew.begin()
         except StartError:
-            if not stopping:
+            if not crew.stopping:
                 raise
             return
         logger.info("%d workers on %s, admin on %s", len(sockets), config.listen.url, config.admin.url)
         await crew.ended()
+
+
+def ending(stop: Callable[[], None], kill: Callable[[], None], grace: float) -> Callable[[], None]:
+    """`stop` at the first call; at a second one `kill`, and the end of this process at once."""
+    begun = False
+
+    def end() -> None:
+        nonlocal begun
+        if begun:
+            logger.warning("ending at once")
+            kill()
+            os._exit(130)
+        begun = True
+        stop()
+        logger.info("draining: running requests have %g s", grace)
+
+    return end
 
 
 def on_signals(site: Callable[[], Site], stop: Callable[[], None]) -> None:

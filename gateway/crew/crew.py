@@ -101,7 +101,7 @@ class Crew(Together):
 
     def stop(self) -> None:
         """Have all drain: what runs has `shutdown_grace`. Nobody listens any more once they have begun."""
-        self._stopping = True
+        self.stopping = True
         for sock in self._sockets:
             sock.close()
         for worker in self.workers:
@@ -110,13 +110,13 @@ class Crew(Together):
 
     def kill(self) -> None:
         """End all workers this instant."""
-        self._stopping = True
+        self.stopping = True
         for worker in self.workers:
             worker.signal(signal.SIGKILL)
 
     async def ended(self) -> None:
         """Return once `stop` was called and no worker runs any more."""
-        while not self._stopping:
+        while not self.stopping:
             await self._change()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.shutdown_grace + END_MARGIN):
@@ -147,7 +147,7 @@ class Crew(Together):
     async def _start(self, number: int, ready: Sequence[str] = ()) -> None:
         """Have a new worker serve at this place; `ready` are the tiers that must be for it. Raises
         StartError, OSError; then it is not running."""
-        if self._stopping:
+        if self.stopping:
             raise StartError("the gateway ends")
         worker = await Worker.start(number, self._argv(), self._sockets, self._heard, self._clock())
         self._members.append(worker)
@@ -203,7 +203,7 @@ class Crew(Together):
     async def _watch(self, worker: Worker) -> int:
         code = await worker.ended()
         self._forget(worker)
-        if worker.state == "serving" and not self._stopping:
+        if worker.state == "serving" and not self.stopping:
             self._deaths += 1
             soon = self._clock() - worker.since < SETTLED_SECONDS
             self._failures[worker.number] = self._failures[worker.number] + 1 if soon else 0
@@ -236,13 +236,13 @@ class Crew(Together):
             failures = self._failures[number]
             if failures:
                 await asyncio.sleep(min(LONGEST_PAUSE, 2.0 ** (failures - 1)))
-            if self._stopping or any(member.number == number for member in self._serving):
+            if self.stopping or any(member.number == number for member in self._serving):
                 return
             try:
                 await self._start(number)
             except (StartError, OSError) as error:
                 self._failures[number] += 1
-                if not self._stopping:
+                if not self.stopping:
                     logger.error("worker %d could not be started: %s", number, error)
             else:
                 return

@@ -47,7 +47,7 @@ class Together:
         self._holds: dict[str, str] = {}
         self._past: Families = []
         self._deaths = 0
-        self._stopping = False
+        self.stopping = False
         self._history = History(config.tiers, [spec.name for spec in config.engines], clock, wall)
         self._live = Live(name, clock, self._history)
 
@@ -119,7 +119,7 @@ class Together:
         await asyncio.gather(*map(one, self._serving))
         if not told:
             tiers = dict.fromkeys(self._config.tiers, "no worker serves")
-            return 503, msgspec.json.encode({"ready": False, "tiers": tiers, "draining": self._stopping})
+            return 503, msgspec.json.encode({"ready": False, "tiers": tiers, "draining": self.stopping})
         return min(told)
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:

@@ -39,18 +39,25 @@ STATUS_LINES = {
     for phrase in [http.HTTPStatus(status).phrase if status in set(http.HTTPStatus) else "Status"]
 }
 LAST_CHUNK = b"0\r\n\r\n"
-CHUNK_FRAME = len(b"\r\n\r\n")
-# By the length of a whole chunk, how it begins; nothing begins as the empty tuple does.
-CHUNK_STARTS: list[bytes | tuple[bytes, ...]] = [()] * 4096
-for _size in range(1, len(CHUNK_STARTS)):
-    _length = len(b"%x" % _size) + CHUNK_FRAME + _size
-    if _length < len(CHUNK_STARTS):
-        CHUNK_STARTS[_length] = b"%x\r\n" % _size
 TOO_LARGE = "the request's head is larger than 64 KiB"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 ERROR = '{"error":{"message":"%s","type":"invalid_request_error","param":null,"code":null}}'
 
 Answer = Callable[["Request"], Coroutine[Any, Any, None]]
+
+
+def _chunk_starts(longest: int) -> list[bytes | tuple[bytes, ...]]:
+    starts: list[bytes | tuple[bytes, ...]] = [()] * (longest + 1)
+    for size in range(1, longest):
+        start = b"%x\r\n" % size
+        length = len(start) + size + len(b"\r\n")
+        if length <= longest:
+            starts[length] = start
+    return starts
+
+
+CHUNK_STARTS = _chunk_starts(4095)
+"""By the length of a whole chunk, how it begins; nothing begins as the empty tuple does."""
 
 
 def path_of(url: bytes) -> str:
