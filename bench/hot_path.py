@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import cProfile
 import pstats
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -28,6 +29,10 @@ from gateway.listeners import listener
 from gateway.relay import upstream
 from gateway.relay.http1 import Connection
 from gateway.telemetry.logs import AccessLog
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.support.recorder import Recorder
 
 CONFIG = """
 model: smollm2
@@ -52,29 +57,6 @@ CHUNK = (
     b'"logprobs":null,"finish_reason":null}]}\n\n'
 )
 SLICES = 400
-
-
-class Recorder(asyncio.Transport):
-    """A transport that keeps nothing; `on_write` sees what would be sent."""
-
-    def __init__(self, on_write: Any = None) -> None:
-        super().__init__()
-        self._on_write = on_write
-
-    def write(self, data: Any) -> None:
-        if self._on_write is not None:
-            self._on_write(data)
-
-    def is_closing(self) -> bool:
-        return False
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
 
 
 def request(stream: bool) -> bytes:

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -134,11 +134,17 @@ async def happens(what: str, condition: Callable[[], bool], seconds: float = 90)
     await asyncio.to_thread(wait, what, condition, seconds)
 
 
-def run(work: Awaitable[None]) -> None:
-    async def awaited() -> None:
-        await work
-
-    asyncio.run(awaited())
+async def failed_while_one_is_replaced(served: Cluster, name: str) -> Counter[str]:
+    """Requests that failed while a replica of this deployment was killed, and another one came."""
+    async with Load(served.port, chat()) as load:
+        await asyncio.sleep(2)
+        victim, pid = next(iter(served.replicas(name).items()))
+        os.kill(pid, signal.SIGKILL)
+        at = len(load.replies)
+        await happens("it is replaced", lambda: victim not in served.replicas(name))
+        await happens("another runs", lambda: served.running(**{name: 2}))
+    assert len(load.replies) > at
+    return load.failed
 
 
 @needs_ray
@@ -154,7 +160,7 @@ def test_a_tier_answers(served: Cluster, tier: str, stream: bool) -> None:
         assert reply.headers["x-dualgauge-engine"].startswith(f"{tier}-")
         assert whole(reply) or not stream
 
-    run(ask())
+    asyncio.run(ask())
 
 
 @needs_ray
@@ -165,7 +171,7 @@ def test_a_stream_arrives_as_it_is_made(served: Cluster) -> None:
             wire.send(CHAT, chat(tokens=1000))
             assert b"[DONE]" not in await wire.until(BEGUN, times=5)
 
-    run(ask())
+    asyncio.run(ask())
 
 
 @needs_ray
@@ -181,7 +187,7 @@ def test_a_cancel_is_seen_by_the_engine(served: Cluster) -> None:
             wire.leave()
         await happens("the engine sees it", lambda: log.read_text().count("aborted") > before, 5)
 
-    run(ask())
+    asyncio.run(ask())
 
 
 @needs_ray
@@ -196,42 +202,21 @@ def test_limits_are_counted_over_all_gateways(served: Cluster) -> None:
         # Two that counted for themselves would tell each figure twice.
         assert len(left) > 15
 
-    run(ask())
+    asyncio.run(ask())
 
 
 @needs_ray
 @needs_redis
 def test_an_engine_killed_under_load_fails_no_request_that_had_not_begun(served: Cluster) -> None:
-    async def ask() -> None:
-        async with Load(served.port, chat()) as load:
-            await asyncio.sleep(2)
-            victim, pid = next(iter(served.replicas("fast").items()))
-            os.kill(pid, signal.SIGKILL)
-            at = len(load.replies)
-            await happens("it is replaced", lambda: victim not in served.replicas("fast"))
-            await happens("another runs", lambda: served.running(fast=2))
-        assert len(load.replies) > at
-        assert not load.failed
-
-    run(ask())
+    assert not asyncio.run(failed_while_one_is_replaced(served, "fast"))
 
 
 @needs_ray
 @needs_redis
 def test_a_gateway_killed_under_load_leaves_the_other_serving(served: Cluster) -> None:
-    async def ask() -> None:
-        async with Load(served.port, chat()) as load:
-            await asyncio.sleep(2)
-            victim, pid = next(iter(served.replicas("gateway").items()))
-            os.kill(pid, signal.SIGKILL)
-            at = len(load.replies)
-            await happens("it is replaced", lambda: victim not in served.replicas("gateway"))
-            await happens("another runs", lambda: served.running(gateway=2))
-        assert len(load.replies) > at
-        # Serve's proxy does not ask the other gateway for what this one had already.
-        assert sum(load.failed.values()) <= MANY, load.failed
-
-    run(ask())
+    failed = asyncio.run(failed_while_one_is_replaced(served, "gateway"))
+    # Serve's proxy does not ask the other gateway for what this one had already.
+    assert sum(failed.values()) <= MANY, failed
 
 
 @needs_ray
@@ -261,7 +246,7 @@ def test_a_rolling_restart_cuts_no_stream_and_refuses_no_request(served: Cluster
         assert Counter(map(whole, replies)) == {True: STREAMS}
         assert Counter(map(whole, load.replies)) == {True: len(load.replies)}
 
-    run(ask())
+    asyncio.run(ask())
 
 
 @needs_ray
@@ -275,7 +260,7 @@ def test_a_tier_grows_under_load_and_shrinks_without_cutting_a_stream(served: Cl
             await happens("one goes", lambda: served.running(exact=1))
         assert Counter(map(whole, load.replies)) == {True: len(load.replies)}
 
-    run(ask())
+    asyncio.run(ask())
 
 
 def engines(replies: Iterable[Reply]) -> set[str]:

@@ -6,7 +6,6 @@ Both ends are given transports that only record, and the engine's bytes in the p
 from __future__ import annotations
 
 import asyncio
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,8 +20,8 @@ from gateway.relay.forward import Forward
 from gateway.relay.http1 import LAST_CHUNK, Request
 from gateway.relay.sse import Tap, Usage
 from tests.support.client import Reply, Wire
-from tests.support.engine import FakeEngine, engines, stream
-from tests.support.serving import serving
+from tests.support.engine import split
+from tests.support.recorder import Recorder
 from tests.support.shapes import CHAT
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -33,31 +32,6 @@ LIMITS = upstream.Limits(connect=1, first_byte=5, idle=5, total=5)
 
 def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-class Recorder(asyncio.Transport):
-    """`writes` is what was written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.writes: list[bytes] = []
-
-    def write(self, data: Any) -> None:
-        self.writes.append(data)
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def is_closing(self) -> bool:
-        return False
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
-
-    def pause_reading(self) -> None: ...
-    def resume_reading(self) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
 
 
 class Asker:
@@ -77,18 +51,18 @@ class Asker:
 
 
 class Relay:
-    """One stream between the recorders: `client` has what is written to the client, `feed` is the engine."""
+    """One stream between the recorders: `written` is what the client is sent, `feed` is the engine."""
 
     def __init__(self, version: bytes = b"1.1") -> None:
         loop = asyncio.get_running_loop()
         self.asker = Asker()
         self.engine = upstream.Connection(loop, upstream.Deadlines())
         self.engine.connection_made(Recorder())
-        self.client = Recorder()
+        self.written: list[bytes] = []
         state = SimpleNamespace(connections=set(), tasks=set(), total_requests=0, default_headers=[])
         config = SimpleNamespace(app=SimpleNamespace(answer=self._answer), timeout_keep_alive=5)
         self.connection = http1.Connection(config, state, {}, loop)  # type: ignore[arg-type]
-        self.connection.connection_made(self.client)
+        self.connection.connection_made(Recorder(self.written.append))
         self.connection.data_received(b"GET /x HTTP/%b\r\n\r\n" % version)
         self.done = loop.create_future()
 
@@ -118,7 +92,7 @@ class Relay:
         await asyncio.wait_for(self.done, 5)
         await self.close()
         wire = Wire(None, None)  # type: ignore[arg-type]
-        wire._parser.feed_data(b"".join(self.client.writes))
+        wire._parser.feed_data(b"".join(self.written))
         answer: Reply = wire.answer
         assert answer.complete
         return bytes(answer.body)
@@ -134,7 +108,7 @@ async def begun() -> Relay:
 async def test_a_whole_chunk_goes_on_as_it_came() -> None:
     relay, token = await begun(), chunk(EVENT % b"second")
     await relay.feed(token)
-    assert relay.client.writes[-1] is token
+    assert relay.written[-1] is token
     await relay.feed(LAST_CHUNK)
     assert await relay.end() == EVENT % b"first" + EVENT % b"second"
 
@@ -160,7 +134,7 @@ async def test_what_is_framed_otherwise_is_framed_anew(start: bytes) -> None:
     relay, event = await begun(), EVENT % b"b"
     assert len(event) == 0x2F
     await relay.feed(b"%b\r\n%b\r\n" % (start, event))
-    assert relay.client.writes[-1] == chunk(event)
+    assert relay.written[-1] == chunk(event)
     await relay.feed(LAST_CHUNK)
     assert await relay.end() == EVENT % b"first" + event
 
@@ -171,7 +145,7 @@ async def test_a_size_that_is_none_ends_the_stream(start: bytes) -> None:
     await relay.feed(b"%b\r\n%b\r\n" % (start, EVENT % b"b"))
     with pytest.raises(EngineBroke, match="not HTTP"):
         await relay.done
-    assert relay.client.writes[-1].endswith(chunk(EVENT % b"first"))
+    assert relay.written[-1].endswith(chunk(EVENT % b"first"))
     await relay.close()
 
 
@@ -195,7 +169,7 @@ async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
     relay = Relay(b"1.0")
     await asyncio.sleep(0)
     await relay.feed(HEAD + chunk(EVENT % b"a"), chunk(EVENT % b"b"))
-    assert relay.client.writes[-1] == EVENT % b"b"
+    assert relay.written[-1] == EVENT % b"b"
     await relay.feed(LAST_CHUNK)
     await relay.done
     await relay.close()
@@ -205,7 +179,7 @@ async def test_a_client_that_is_slow_stops_it() -> None:
     relay, second = await begun(), chunk(EVENT % b"second")
     relay.connection.pause_writing()
     await relay.feed(second, chunk(EVENT % b"third"), chunk(EVENT % b"fourth"))
-    assert relay.client.writes[-1] is second
+    assert relay.written[-1] is second
     relay.connection.resume_writing()
     await relay.feed(LAST_CHUNK)
     texts = (b"first", b"second", b"third", b"fourth")
@@ -228,9 +202,10 @@ def test_any_stream_in_any_chunks_and_any_reads(
     pieces: list[bytes], chunks: list[int], frames: list[bytes], reads: list[int], by_event: bool
 ) -> None:
     whole = EVENT % b"first" + b"".join(pieces)
-    parts = [EVENT % b"first", *pieces] if by_event else cut(whole, chunks)
+    parts = [EVENT % b"first", *pieces] if by_event else split(whole, *offsets(chunks, whole))
     framed = [frames[n % len(frames)] % (len(part), part) for n, part in enumerate(parts)]
-    sent = cut(b"".join(framed), reads) if reads else framed
+    bare = b"".join(framed)
+    sent = split(bare, *offsets(reads, bare)) if reads else framed
 
     async def run() -> tuple[bytes, int]:
         relay = Relay()
@@ -244,24 +219,5 @@ def test_any_stream_in_any_chunks_and_any_reads(
     )
 
 
-def cut(data: bytes, offsets: list[int]) -> list[bytes]:
-    marks = sorted({offset for offset in offsets if offset < len(data)})
-    return [data[start:end] for start, end in pairwise([0, *marks, len(data)])]
-
-
-async def test_many_small_events_reach_a_slow_client_whole(tmp_path: Any) -> None:
-    """On real sockets: more than they hold, so that writes are taken in part, or not at all."""
-    parts = [EVENT % (b"%06d" % number * 40) for number in range(40_000)]
-    engine = FakeEngine(stream(*parts))
-    async with (
-        engines(engine),
-        serving(tmp_path, {"fast": engine}) as served,
-        await Wire.open(served.port) as wire,
-    ):
-        wire.pause()
-        wire.send(CHAT.path, CHAT.ask(stream=True))
-        await asyncio.sleep(0.3)
-        wire.resume()
-        answer = await wire.reply()
-        assert answer.complete
-        assert answer.body == b"".join(parts)
+def offsets(given: list[int], data: bytes) -> list[int]:
+    return sorted({offset for offset in given if offset < len(data)})

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from gateway.cli.serve import restart_command
 from gateway.crew import PLACE
 from gateway.crew.worker import PROTOCOL
-from tests.gateway.test_workers import SHORT, STREAM, eventually, gone, pids, value, workers
+from tests.gateway.test_workers import SHORT, STREAM, eventually, gone, pids, streams, value, workers
 from tests.support.client import Wire, ask, get
 from tests.support.engine import Exchange, FakeEngine, Script, engines, hang, reply
 from tests.support.redis import needs_redis
@@ -87,11 +87,7 @@ async def test_100_streams_and_whoever_comes_meanwhile_notice_nothing(tmp_path: 
     release = asyncio.Event()
     engine = FakeEngine(until_released(release))
     async with gateway(tmp_path, engine, count) as served, contextlib.AsyncExitStack() as stack:
-        wires = []
-        for _ in range(STREAMS):
-            wires.append(await stack.enter_async_context(await Wire.open(served.port)))
-            wires[-1].send(CHAT.path, STREAM)
-            await wires[-1].until(SHORT)
+        wires = await streams(stack, served.port, STREAMS)
         engine.script = reply(CHAT.reply)
         idle = await stack.enter_async_context(await Wire.open(served.port))
         idle.send(CHAT.path, CHAT.ask())

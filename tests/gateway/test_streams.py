@@ -240,9 +240,14 @@ async def test_a_client_that_reads_slowly_slows_the_engine(tmp_path: Path) -> No
         await until(lambda: bool(engine.closed) and served.clean)
 
 
-async def test_a_slow_client_gets_everything(tmp_path: Path) -> None:
-    whole = EVENT % (b"x" * 65_000) * 200 + DONE
-    engine = FakeEngine(stream(*split(whole, *range(0, len(whole), 100_000))))
+LARGE = split(EVENT % (b"x" * 65_000) * 200 + DONE, *range(0, 13_000_000, 100_000))
+SMALL = [EVENT % (b"%06d" % number * 40) for number in range(40_000)]
+
+
+@pytest.mark.parametrize("parts", [LARGE, SMALL], ids=["parts of large events", "many small events"])
+async def test_a_slow_client_gets_everything(tmp_path: Path, parts: list[bytes]) -> None:
+    """More than sockets hold, so that writes are taken in part, or not at all."""
+    engine = FakeEngine(stream(*parts))
     async with (
         engines(engine),
         serving(tmp_path, {"fast": engine}) as served,
@@ -254,7 +259,7 @@ async def test_a_slow_client_gets_everything(tmp_path: Path) -> None:
         wire.resume()
         answer = await wire.reply()
         assert answer.complete
-        assert answer.body == whole
+        assert answer.body == b"".join(parts)
 
 
 async def test_a_stream_has_the_decision_in_its_headers(tmp_path: Path) -> None:

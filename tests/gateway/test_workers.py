@@ -222,14 +222,20 @@ async def test_keys_reach_all(tmp_path: Path) -> None:
         await eventually(known)
 
 
+async def streams(stack: contextlib.AsyncExitStack, port: int, count: int) -> list[Wire]:
+    """So many streams under way, until the stack is closed."""
+    wires = []
+    for _ in range(count):
+        wires.append(await stack.enter_async_context(await Wire.open(port)))
+        wires[-1].send(CHAT.path, STREAM)
+        await wires[-1].until(SHORT)
+    return wires
+
+
 async def test_a_hold_reaches_all_and_tells_what_runs_on_all(tmp_path: Path) -> None:
     engine = FakeEngine(stream(SHORT, CHAT.stream, between=3))
     async with workers(tmp_path, engine) as served, contextlib.AsyncExitStack() as stack:
-        wires = []
-        for _ in range(MANY):
-            wires.append(await stack.enter_async_context(await Wire.open(served.port)))
-            wires[-1].send(CHAT.path, STREAM)
-            await wires[-1].until(SHORT)
+        wires = await streams(stack, served.port, MANY)
         held = await ask(served.admin, "/admin/engines/fast-0/hold", {"reason": "draining"})
         assert held.json == {"engine": "fast-0", "held": "draining", "in_flight": MANY}
         demand = (await get(served.admin, "/admin/demand")).json["tiers"]["fast"]
@@ -251,11 +257,13 @@ async def test_a_hold_reaches_all_and_tells_what_runs_on_all(tmp_path: Path) -> 
 async def test_a_replaced_worker_knows_what_is_held(tmp_path: Path) -> None:
     async with workers(tmp_path, FakeEngine(reply(CHAT.reply))) as served:
         await ask(served.admin, "/admin/engines/fast-0/hold", {"reason": "draining"})
-        for pid in await pids(served):
+        before = set(await pids(served))
+        for pid in before:
             os.kill(pid, signal.SIGKILL)
 
         async def replaced() -> bool:
-            return len(await pids(served)) == 2
+            found = set(await pids(served))  # for a moment still those that were killed
+            return len(found) == 2 and not found & before
 
         await eventually(replaced)
         assert {answer.status for answer in await asked(served)} == {503}
@@ -305,11 +313,7 @@ async def test_each_decision_is_logged_once(tmp_path: Path) -> None:
 async def test_sigterm_drains_all(tmp_path: Path) -> None:
     engine = FakeEngine(stream(SHORT, CHAT.stream, between=1))
     async with workers(tmp_path, engine) as served, contextlib.AsyncExitStack() as stack:
-        wires = []
-        for _ in range(MANY):
-            wires.append(await stack.enter_async_context(await Wire.open(served.port)))
-            wires[-1].send(CHAT.path, STREAM)
-            await wires[-1].until(SHORT)
+        wires = await streams(stack, served.port, MANY)
         served.process.send_signal(signal.SIGTERM)
         for wire in wires:
             assert (await wire.reply()).body == SHORT + CHAT.stream
