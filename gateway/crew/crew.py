@@ -105,7 +105,7 @@ class Crew(Together):
         for sock in self._sockets:
             sock.close()
         for worker in self.workers:
-            worker.signal(signal.SIGTERM if worker.state in ("serving", "leaving") else signal.SIGKILL)
+            worker.signal(signal.SIGKILL if worker.state == "starting" else signal.SIGTERM)
         self._changed.set()
 
     def kill(self) -> None:
@@ -190,8 +190,9 @@ class Crew(Together):
         for engine, reason in holds.items():
             with contextlib.suppress(SiteError):  # an engine that it has no more
                 await worker.ask("hold", engine, reason)
-        worker.state = "serving"
         await worker.ask("begin")
+        # Not before it takes requests: one that dies until then has not come up.
+        worker.state = "serving"
         self._changed.set()
         self._run(self._cover())
 
