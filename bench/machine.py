@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.figures import Load, busy_of, load_of, memory_of, stat_of
+from engines.hardware import parse_processor
 
 ROOT = Path(__file__).parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "dualgauge-bench"
@@ -47,14 +48,9 @@ class HarnessError(Exception):
 
 def facts() -> dict[str, Any]:
     """Of this machine, now: nothing that names it."""
-    cpuinfo = Path("/proc/cpuinfo").read_text()
-    model = next(
-        (line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")),
-        "?",
-    )
     return {
         "cores": len(os.sched_getaffinity(0)),
-        "cpu": model,
+        "cpu": parse_processor(Path("/proc/cpuinfo").read_text()) or "?",
         "kernel": platform.release(),
         "python": platform.python_version(),
         "load before": os.getloadavg()[0],

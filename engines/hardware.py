@@ -56,7 +56,8 @@ class Gpu:
 class Machine:
     """`cpus` are the cores this process may use, by the kernel's numbers; `memory` and `available` are bytes.
 
-    `cpu_flags` is empty where the system does not tell them. Memory limits of a container are counted in.
+    `cpu_flags` and `processor` are empty where the system does not tell them. Memory limits of a container
+    are counted in.
     """
 
     gpus: tuple[Gpu, ...]
@@ -65,6 +66,7 @@ class Machine:
     available: int
     architecture: str = "x86_64"
     cpu_flags: frozenset[str] = frozenset()
+    processor: str = ""
 
 
 def parse_gpus(text: str, capabilities: str = "") -> tuple[Gpu, ...]:
@@ -172,11 +174,20 @@ def parse_meminfo(text: str) -> tuple[int, int]:
 
 def parse_cpu_flags(text: str) -> frozenset[str]:
     """Instruction-set names of the first core in /proc/cpuinfo."""
-    for line in text.splitlines():
+    return frozenset(_of_first_core(text, "flags", "Features").split())
+
+
+def parse_processor(text: str) -> str:
+    """The model of the first core in /proc/cpuinfo, empty where it has none, as on ARM."""
+    return _of_first_core(text, "model name")
+
+
+def _of_first_core(cpuinfo: str, *keys: str) -> str:
+    for line in cpuinfo.splitlines():
         key, _, rest = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return frozenset(rest.split())
-    return frozenset()
+        if key.strip() in keys:
+            return rest.strip()
+    return ""
 
 
 def look(
@@ -195,6 +206,7 @@ def look(
     if limit is not None and limit < total:
         total, available = limit, min(available, max(0, limit - used))
     hidden = env.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    cpuinfo = _read(root / "proc/cpuinfo")
     driver = None if hidden else nvml()
     seen = nvml_gpus(driver) if driver is not None else ()
     return Machine(
@@ -203,7 +215,8 @@ def look(
         memory=total,
         available=available,
         architecture=platform.machine(),
-        cpu_flags=parse_cpu_flags(_read(root / "proc/cpuinfo")),
+        cpu_flags=parse_cpu_flags(cpuinfo),
+        processor=parse_processor(cpuinfo),
     )
 
 

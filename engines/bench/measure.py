@@ -171,11 +171,10 @@ async def _version(client: httpx2.AsyncClient, configuration: Configuration) -> 
     return configuration.engine if told in ("", _UNKNOWN) else f"{configuration.engine} {told}"
 
 
-def host(machine: Machine, cpuinfo: str, system: str) -> Host:
-    """Of the text of /proc/cpuinfo; `system` names kernel and Python."""
-    names = [line.partition(":")[2].strip() for line in cpuinfo.splitlines() if line.startswith("model name")]
+def host(machine: Machine, system: str) -> Host:
+    """`system` names kernel and Python."""
     return Host(
-        processor=names[0] if names else machine.architecture,
+        processor=machine.processor or machine.architecture,
         cores=len(machine.cpus),
         memory=machine.memory,
         gpus=tuple(f"{gpu.name}, {hardware.gib(gpu.total)}" for gpu in machine.gpus),

@@ -202,7 +202,7 @@ def _begin(
     if fresh:
         (out / NAME).unlink(missing_ok=True)
     system = f"{platform.system()} {platform.release()}, Python {platform.python_version()}"
-    machine = host(prepared.plan.machine, Path("/proc/cpuinfo").read_text("utf-8", "replace"), system)
+    machine = host(prepared.plan.machine, system)
     begun = Results(VERSION, time.time(), machine, workload, list(found.rows))
     return found, resume(out / NAME, begun)
 

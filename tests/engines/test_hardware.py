@@ -20,6 +20,7 @@ from engines.hardware import (
     parse_cpu_flags,
     parse_gpus,
     parse_meminfo,
+    parse_processor,
     run,
 )
 
@@ -203,6 +204,17 @@ def test_meminfo_of_an_old_kernel_has_no_available() -> None:
 def test_cpu_flags_are_those_of_the_first_core() -> None:
     text = "processor : 0\nflags\t\t: fpu avx2 avx512f\n\nprocessor : 1\nflags\t\t: fpu\n"
     assert parse_cpu_flags(text) == {"fpu", "avx2", "avx512f"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor : 0\nmodel name\t: Intel(R) Xeon(R): 2\n\nmodel name\t: other\n", "Intel(R) Xeon(R): 2"),
+        ("processor : 0\nFeatures : fp asimd\n", ""),
+    ],
+)
+def test_the_processor_is_that_of_the_first_core(text: str, name: str) -> None:
+    assert parse_processor(text) == name
 
 
 def machine_root(folder: Path, limit: str) -> Path:

@@ -41,7 +41,7 @@ def row(cpu: Environment, tmp_path_factory: pytest.TempPathFactory) -> Measured:
 
     (port,) = free_ports(19700, 1)
     one = configurations.baseline(exact, cpu.python, model, WORKLOAD, port, allowed)
-    found = Results(results.VERSION, 0.0, host(machine, "", "test"), WORKLOAD, [one.unmeasured()])
+    found = Results(results.VERSION, 0.0, host(machine, "test"), WORKLOAD, [one.unmeasured()])
     bench = Bench(
         configurations=[one],
         results=found,
