@@ -140,7 +140,8 @@ def test_anthropics_messages_are_answered(client: httpx2.Client) -> None:
 def test_a_reader_that_leaves_ends_the_work(client: httpx2.Client, site: Site) -> None:
     body = asked("Write a very long story.", stream=True, ignore_eos=True) | {"max_tokens": 6000}
     with client.stream("POST", "/v1/chat/completions", json=body) as reply:
-        next(reply.iter_bytes())
+        parts = reply.iter_bytes()  # which closes the stream when it is let go
+        next(parts)
         assert site.figure("llamacpp:requests_processing") == 1
     end = time.monotonic() + 10
     while site.figure("llamacpp:requests_processing"):
