@@ -24,8 +24,16 @@ from tests.support.serving import free_port
 
 pytestmark = pytest.mark.engines
 SECONDS = 120
-PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}]
+# Of an enum, since a small model may never end a string that it is free to choose.
+CITY = {"type": "string", "enum": ["Oslo", "Rome"]}
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": CITY},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+# Strict, since vLLM else leaves the arguments to the model.
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": PARAMETERS, "strict": True}}]
 POLICY = "version: 1\nrules:\n  - {name: all, send: fast, if_unavailable: fail}\n"
 
 

@@ -25,10 +25,14 @@ async def ended(served: ServedProcess, seconds: float) -> int:
 
 
 async def refused(port: int) -> bool:
+    """Whether none listens. Connections that wait to be accepted as the listener closes are reset instead, which
+    leaves it to be asked again."""
     try:
         await get(port, "/healthz")
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:
+        pass
     return False
 
 
