@@ -25,8 +25,8 @@ async def ended(served: ServedProcess, seconds: float) -> int:
 
 
 async def refused(port: int) -> bool:
-    """Whether none listens. Connections that wait to be accepted as the listener closes are reset instead, which
-    leaves it to be asked again."""
+    """Whether none listens. Connections that wait to be accepted as the listener closes are reset:
+    that tells nothing."""
     try:
         await get(port, "/healthz")
     except ConnectionRefusedError:
