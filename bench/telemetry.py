@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """What telemetry costs: microseconds of CPU of one JSON request and of one streamed token, part by part.
 
-    python bench/telemetry.py [--rounds 30] [--requests 1500]
+    python bench/telemetry.py [--rounds 30] [--requests 3000]
 
 The same gateway as in `hot_path.py`, with each part on by itself and with all: metrics, the access log (JSON
-lines to a file), traces of 1 % of the requests to a collector that takes them. All threads count. The variants
-take turns in one process; shown are medians, and medians of the differences within a round, which a machine
-that is now faster and now slower does not change.
+lines to a file), traces of 1 % of the requests to a collector that takes them. All threads count. Each variant
+has a process of its own (in one, Python could not specialise its code for any), and they take turns; shown are
+medians, and medians of the differences within a round, which a machine that is now faster and now slower does
+not change.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+import random
 import statistics
 import subprocess
 import sys
@@ -23,8 +26,11 @@ from typing import Any
 
 import uvloop
 from hot_path import CONFIG, Gateway, reference
+from rich.console import Console
+from rich.progress import track
 
 from gateway.config import LogsPart
+from gateway.server import THREAD_SECONDS
 from gateway.telemetry.logs import configure
 
 COLLECTOR = """
@@ -50,6 +56,9 @@ assert PLAIN != CONFIG
 
 
 VARIANTS = ("nothing", "metrics", "access log", "traces, none sampled", "traces, 1 %", "everything")
+ROUNDS_OF_A_PROCESS = 3
+"""Two processes of the same variant differ by microseconds, with where their memory lies: no figure may hang on
+one of them."""
 
 
 class NoMetrics:
@@ -58,9 +67,7 @@ class NoMetrics:
     def count(self, record: Any) -> None: ...
     def overhead(self, seconds: float) -> None: ...
     def pace(self, tier: str, clock: Any) -> Any:
-        return self
-
-    def beat(self) -> None: ...
+        return lambda: None
 
 
 class Variant:
@@ -103,36 +110,60 @@ class Variant:
         return spent
 
 
-async def measure(
-    rounds: int, requests: int, folder: Path, port: int
-) -> dict[str, list[tuple[float, float]]]:
-    """By variant, what a request and a token took in each round."""
-    variants = []
-    for name in VARIANTS:
-        (folder / name).mkdir()
-        variants.append(Variant(name, folder / name, port))
-        await variants[-1].request(500)
+async def serve(name: str, folder: Path, port: int) -> None:
+    """Measure one variant whenever standard input says so: a line has how many requests and tokens."""
+    variant = Variant(name, folder, port)
+    await variant.request(500)
+    await variant.token(5_000)
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)  # as `gateway.server.run`
-    figures: dict[str, list[tuple[float, float]]] = {name: [] for name in VARIANTS}
-    for number in range(rounds):
-        # Not always the same one behind the same other.
-        for one in variants[:: 1 if number % 2 else -1]:
-            figures[one.name].append((await one.request(requests), await one.token(requests * 3)))
+    sys.setswitchinterval(THREAD_SECONDS)
+    for line in sys.stdin:
+        requests, tokens = map(int, line.split())
+        # Whoever comes behind another finds that one's data in the caches.
+        await variant.request(50)
+        request, speed = await variant.request(requests), reference()
+        print(request, await variant.token(tokens), speed, flush=True)
+
+
+def measure(rounds: int, requests: int, folder: Path, port: int) -> dict[str, list[tuple[float, ...]]]:
+    """By variant, what a request, a token and the reference loop took in each round."""
+    figures: dict[str, list[tuple[float, ...]]] = {name: [] for name in VARIANTS}
+    order = list(VARIANTS)
+    with contextlib.ExitStack() as stack:
+        processes: dict[str, subprocess.Popen[str]] = {}
+        for number in track(range(rounds), "measuring", console=Console(stderr=True)):
+            if number % ROUNDS_OF_A_PROCESS == 0:
+                stack.close()
+                processes = {name: stack.enter_context(_process(name, folder, port)) for name in VARIANTS}
+            random.shuffle(order)
+            for name in order:
+                one = processes[name]
+                assert one.stdin is not None
+                assert one.stdout is not None
+                print(requests, requests * 3, file=one.stdin)
+                figures[name].append(tuple(map(float, one.stdout.readline().split())))
     return figures
 
 
-def show(figures: dict[str, list[tuple[float, float]]]) -> None:
+def _process(name: str, folder: Path, port: int) -> subprocess.Popen[str]:
+    (folder / name).mkdir(exist_ok=True)
+    command = [sys.executable, __file__, "--variant", name, str(folder / name), str(port)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+
+def show(figures: dict[str, list[tuple[float, ...]]]) -> None:
     base = figures["nothing"]
     print(f"{'':22} {'JSON request':>20} {'streamed token':>24}")
     for name, found in figures.items():
         columns = []
-        for own, plain in zip(zip(*found, strict=True), zip(*base, strict=True), strict=True):
+        for own, plain in list(zip(zip(*found, strict=True), zip(*base, strict=True), strict=True))[:2]:
             more = statistics.median(a - b for a, b in zip(own, plain, strict=True))
             columns.append(f"{statistics.median(own):9.2f} us {more:+7.2f}")
         print(f"{name:22} {columns[0]:>20} {columns[1]:>24}")
-    print(f"reference loop {min(reference() for _ in range(50)):.0f} us")
+    speeds = [speed for found in figures.values() for *_, speed in found]
+    print(f"reference loop {statistics.median(speeds):.0f} us, {min(speeds):.0f} at best")
 
 
 if __name__ == "__main__":
@@ -140,13 +171,18 @@ if __name__ == "__main__":
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--requests", type=int, default=1_500, help="in each round")
+    parser.add_argument("--requests", type=int, default=3_000, help="in each round")
+    parser.add_argument("--variant", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.variant:
+        name, place, to = given.variant
+        uvloop.run(serve(name, Path(place), int(to)))
+        sys.exit()
     collector = subprocess.Popen([sys.executable, "-c", COLLECTOR], stdout=subprocess.PIPE, text=True)
     try:
         assert collector.stdout is not None
         port = int(collector.stdout.readline())
         with tempfile.TemporaryDirectory() as temporary:
-            show(uvloop.run(measure(given.rounds, given.requests, Path(temporary), port)))
+            show(measure(given.rounds, given.requests, Path(temporary), port))
     finally:
         collector.kill()

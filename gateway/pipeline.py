@@ -476,7 +476,7 @@ class Exchange:
             tap = Tap(dialect.stream_usage, marker=dialect.marker, strip=strip)
         else:
             tap = CopyingTap(dialect.stream_usage, marker=dialect.marker, strip=strip, copy=copy)
-        return tap, gateway.metrics.pace(self.record.tier, gateway.clock).beat
+        return tap, gateway.metrics.pace(self.record.tier, gateway.clock)
 
     def begun(self, data: bytes) -> None:
         record, dispatch = self.record, self._dispatch

@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from engines.fleet import Fleet
 from gateway.limits import Store
-from gateway.telemetry.counters import Buckets, Count, Counter, Histogram, Pace
+from gateway.telemetry.counters import Buckets, Count, Counter, Histogram, pace
 from gateway.telemetry.record import Record
 
 LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320, 640, 1280)
@@ -330,9 +330,9 @@ class Metrics:
     def overhead(self, seconds: float) -> None:
         self._overhead.observe(seconds)
 
-    def pace(self, tier: str, clock: Callable[[], float]) -> Pace:
-        """For one stream of this tier, to be told whenever bytes of it go to the client."""
-        return Pace(self._between.labels(tier), clock)
+    def pace(self, tier: str, clock: Callable[[], float]) -> Callable[[], None]:
+        """For one stream of this tier, to be called whenever bytes of it go to the client."""
+        return pace(self._between.labels(tier), clock)
 
     def lag(self, seconds: float) -> None:
         self._lag.observe(seconds)

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -253,6 +254,16 @@ def test_the_queue_of_lines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     access.start()
     access.close()
     assert (b"".join(written), access.dropped) == (b"x\nx\n", 1)
+
+
+@pytest.mark.parametrize(("late", "name"), [(False, "MainThread"), (True, "access-log")])
+def test_what_takes_long_to_render_is_rendered_on_the_thread(late: bool, name: str) -> None:
+    written: list[bytes] = []
+    access = AccessLog(written.append, lambda line: threading.current_thread().name.encode(), late=late)
+    access.start()
+    access.record(record())
+    access.close()
+    assert written == [name.encode()]
 
 
 async def test_lost_lines_are_a_metric(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.telemetry.counters import Buckets, Pace
+from gateway.telemetry.counters import Buckets, pace
 from gateway.telemetry.lag import EVERY_SECONDS, watch_lag
 from tests.support.client import ask, until
 from tests.support.engine import FakeEngine, engines, reply, stream
@@ -116,9 +116,9 @@ async def test_a_whole_reply_has_no_intervals(tmp_path: Path) -> None:
 
 def test_a_pace_begins_with_its_second_beat() -> None:
     buckets, moments = Buckets((1.0, 2.0)), iter([0.0, 0.5, 2.0])
-    pace = Pace(buckets, lambda: next(moments))
+    beat = pace(buckets, lambda: next(moments))
     for _ in range(3):
-        pace.beat()
+        beat()
     assert buckets.counts == [1, 1, 0]
     assert buckets.sum == 2.0
 
