@@ -169,7 +169,8 @@ class Forward:
         """
         if not client.in_chunks:
             return None
-        connection, beat, longest = self._connection, self._beat, len(CHUNK_STARTS)
+        beat, passes, write, longest = self._beat, tap.passes, client.chunk_writer(), len(CHUNK_STARTS)
+        stop_flow = self._connection.stop_flow
 
         def lane(data: bytes) -> bool:
             size = len(data)
@@ -178,13 +179,12 @@ class Forward:
                 or not data.startswith(start := CHUNK_STARTS[size])
                 or data[len(start)] == LF  # which would be a blank line with that of the framing
                 or not data.endswith(CHUNK_OF_EVENTS)
-                or not tap.passes(data)
+                or not passes(data)
             ):
                 return False
             beat()
-            client.write_chunk(data)
-            if client.paused:
-                connection.stop_flow()
+            if not write(data):
+                stop_flow()
             return True
 
         return lane

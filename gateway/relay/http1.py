@@ -190,10 +190,16 @@ class Request(Client):
         """Whether what goes out next is a chunk and nothing else."""
         return not self._http10 and not self._head
 
-    def write_chunk(self, chunk: bytes) -> None:
-        """The same with its framing, of a reply that is `in_chunks`."""
-        if not self.gone:
-            self._connection.write(chunk)
+    def chunk_writer(self) -> Callable[[bytes], bool]:
+        """What writes a chunk with its framing, of a reply that is `in_chunks`; false for a slow client."""
+        connection, write = self._connection, self._connection.transport.write
+
+        def write_chunk(chunk: bytes) -> bool:
+            if not self.gone:
+                write(chunk)
+            return not connection.paused
+
+        return write_chunk
 
     def _framed(self, data: bytes) -> bytes:
         if self._head:
