@@ -225,7 +225,7 @@ def run(serving: Coroutine[Any, Any, None]) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    # Spans are sent and metrics shown by threads: they must not hold up the event loop for Python's usual 5 ms.
+    # Threads send spans and show metrics: they must not hold up the event loop for the usual 5 ms of Python.
     # Less would have the two hand the interpreter to and fro, which costs more than it gains.
     sys.setswitchinterval(THREAD_SECONDS)
 
