@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engines.checkpoint import Facts
+from engines.home import DEMO_PREFIX
 from engines.kv_cache import Cache, Layer
 from engines.overhead import Width
 
@@ -178,7 +179,6 @@ PAIRS = (
 
 DEMO = Shape(30, 576, 1536, 9, 3, 64, 49152, tied=True)
 """SmolLM2-135M."""
-DEMO_PREFIX = "demo/"
 DEMO_EXACT = DEMO_PREFIX + "smollm2-135m-bf16"
 DEMO_AWQ = DEMO_PREFIX + "smollm2-135m-awq"
 DEMO_CONTEXT = 8192

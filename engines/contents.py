@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from engines import checkpoint, gguf, manifest, templates
+from engines.allowed import Allowed
 from engines.flags import has_option, option
-
-Allowed = Literal["pickle", "code", "template"]
 
 _PICKLES = frozenset(
     {".bin", ".ckpt", ".dill", ".h5", ".joblib", ".keras", ".npy", ".npz", ".pickle", ".pkl", ".pt", ".pth"}

@@ -1,4 +1,4 @@
-"""What a vLLM command line says, in any of the spellings that vLLM takes."""
+"""What an engine's command line says, in any of the spellings that vLLM takes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ _SCALES = {
     **{letter: 1000**power for power, letter in enumerate("kmgt", 1)},
     **{letter: 1024**power for power, letter in enumerate("KMGT", 1)},
 }
+OTHER_MODEL = (
+    *("-m", "--model", "-mu", "--model-url", "-dr", "--docker-repo"),
+    *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "--models-dir", "--models-preset"),
+)
+"""Options by which llama-server would open another model than the one that was checked."""
+SLEEP_MODE = "--enable-sleep-mode"
 
 
 def has_option(args: Sequence[str], *names: str) -> bool:

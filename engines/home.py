@@ -6,6 +6,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+DEMO_PREFIX = "demo/"
+"""What names of models begin with that are made on this machine, below `models`."""
+
 
 def data_home(env: Mapping[str, str] = os.environ) -> Path:
     """$DUALGAUGE_HOME, else $XDG_DATA_HOME/dualgauge, else ~/.local/share/dualgauge. Nothing is created."""

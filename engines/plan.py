@@ -16,6 +16,7 @@ from pathlib import Path
 from engines import catalog, checkpoint, flags, kv_cache, overhead
 from engines.checkpoint import Facts
 from engines.hardware import GIB, Gpu, Machine, gib
+from engines.home import DEMO_PREFIX
 from engines.kv_cache import Pool
 from engines.overhead import Work
 from engines.spec import EngineSpec
@@ -297,7 +298,7 @@ def fits(found: Plan) -> bool:
 
 def _gpu_for(spec: EngineSpec, machine: Machine) -> int | None:
     """The GPU that an engine names, or the first; none where there is none, and for the small demo models."""
-    if not machine.gpus or (spec.gpu is None and (spec.model or "").startswith(catalog.DEMO_PREFIX)):
+    if not machine.gpus or (spec.gpu is None and (spec.model or "").startswith(DEMO_PREFIX)):
         return None
     present = [gpu.index for gpu in machine.gpus]
     if spec.gpu is None:

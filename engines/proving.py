@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engines import canary, launch, parity
+from engines.allowed import NOTHING, Allowance
 from engines.hardware import GIB, gib
 from engines.launch import ProbeError, Proof
-from engines.parity import NOTHING, Allowance, Traits
+from engines.parity import Traits
 from engines.plan import Placement
 from engines.spec import EngineSpec, bearer
 

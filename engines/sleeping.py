@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from engines.flags import SLEEP_MODE
 from engines.launch import ProbeError, Sleep, client
 from engines.spec import EngineSpec, bearer
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 SLEEP_SECONDS = 60.0
 WAKE_SECONDS = 60.0
 LOOK = 0.1
-FLAG = "--enable-sleep-mode"
 
 
 class Sleeper:
@@ -59,8 +59,8 @@ class Sleeper:
                 reply = await asking.post(path, headers=self._headers(), timeout=seconds)
                 if reply.status_code == 404:
                     raise ProbeError(
-                        f"it has no sleep mode: write {FLAG} into the `args` of `{self._spec.name}`, which "
-                        "`dualgauge up` then starts with the endpoints that this needs"
+                        f"it has no sleep mode: write {SLEEP_MODE} into the `args` of `{self._spec.name}`, "
+                        "which `dualgauge up` then starts with the endpoints that this needs"
                     )
                 if reply.status_code != 200:
                     raise ProbeError(f"it would not {what}: {reply.status_code} {reply.text[:200]}")

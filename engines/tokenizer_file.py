@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from engines import home
-from engines.catalog import DEMO_PREFIX
 from engines.spec import EngineSpec
 
 NAME = "tokenizer.json"
@@ -27,8 +26,8 @@ def folder(model: str, env: Mapping[str, str] = os.environ) -> Path | None:
     """Where a model is, or would be, that is given as a folder, of the demo or by its hub name."""
     if Path(model).is_absolute():
         return Path(model)
-    if model.startswith(DEMO_PREFIX):
-        return home.models(home.data_home(env)) / model.removeprefix(DEMO_PREFIX)
+    if model.startswith(home.DEMO_PREFIX):
+        return home.models(home.data_home(env)) / model.removeprefix(home.DEMO_PREFIX)
     if model.count("/") != 1:
         return None
     cached = _hub_cache(env) / f"models--{model.replace('/', '--')}"

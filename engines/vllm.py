@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engines.address import Address
-from engines.flags import has_option
+from engines.flags import SLEEP_MODE, has_option
 from engines.hardware import GIB
 from engines.launch import Command
 from engines.plan import Placement
-from engines.sleeping import FLAG
 
 KEEP_ALIVE = "75"
 _NOT_INHERITED = frozenset(
@@ -57,7 +56,7 @@ def environment(placement: Placement, model: str, inherited: Mapping[str, str]) 
     env["PYTHONUNBUFFERED"] = "1"
     if Path(model).is_absolute():
         env["HF_HUB_OFFLINE"] = "1"
-    if has_option(spec.args, FLAG):
+    if has_option(spec.args, SLEEP_MODE):
         env["VLLM_SERVER_DEV_MODE"] = "1"  # else /sleep and /wake_up are not there
     if spec.api_key is not None:
         env["VLLM_API_KEY"] = spec.api_key  # not on the command line, where everybody reads it

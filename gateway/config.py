@@ -19,11 +19,8 @@ import msgspec
 
 from engines import hosted
 from engines.address import Address
-from engines.contents import Allowed
-from engines.flags import has_option
-from engines.llamacpp import OTHER_MODEL
-from engines.parity import Allowance, Aspect
-from engines.sleeping import FLAG as SLEEP_MODE
+from engines.allowed import Allowance, Allowed, Aspect
+from engines.flags import OTHER_MODEL, SLEEP_MODE, has_option
 from engines.spec import EngineSpec, Kind, Timeouts
 from policies import units
 from policies.document import Diagnostic, Document, ProblemsError, content_hash, convert, load, unknown

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines import catalog, demo, environments, home, llamacpp, plan
+from engines import demo, environments, home, llamacpp, plan
 from engines.bench import configurations
 from engines.bench.configurations import BASELINE, EXACT, FAST, GGUF, Configuration
 from engines.bench.results import Measured, Workload
@@ -125,7 +125,7 @@ def _gguf(
     if own is not None and file is None:
         return own, prepared
     installed = environments.find(recipe("llama.cpp"), home.data_home())
-    is_demo = (beside.spec.model or "").startswith(catalog.DEMO_PREFIX)
+    is_demo = (beside.spec.model or "").startswith(home.DEMO_PREFIX)
     if file is None and not is_demo:
         return "no GGUF file of the model is named: name one with --gguf FILE"
     if installed is None:

@@ -155,11 +155,11 @@ def _known(spec: EngineSpec) -> Facts:
 
 def local_facts(spec: EngineSpec) -> Facts:
     """What is known of a model here: its folder, the hub client's cache, the table. Raises PlanError."""
-    from engines import catalog, home, hub, plan
+    from engines import home, hub, plan
 
     model = spec.model or ""
-    if model.startswith(catalog.DEMO_PREFIX):
-        made = home.models(home.data_home()) / model.removeprefix(catalog.DEMO_PREFIX)
+    if model.startswith(home.DEMO_PREFIX):
+        made = home.models(home.data_home()) / model.removeprefix(home.DEMO_PREFIX)
         return plan.facts_of(model, made if made.is_dir() else None)
     if Path(model).is_dir() or model.startswith(("/", "./", "../", "~")):
         return plan.facts_of(model, Path(model).expanduser())

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engines import catalog, choice, demo, environments, hardware, home, hub, llamacpp, parity, plan
+from engines import choice, demo, environments, hardware, home, hub, llamacpp, parity, plan
 from engines.address import Address
 from engines.hardware import Machine
 from engines.plan import Placement, Plan
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DEFAULT_LISTEN = HostPort("127.0.0.1", 8080)
 DEFAULT_ADMIN = 8081
-DEMO = catalog.DEMO_PREFIX
+DEMO = home.DEMO_PREFIX
 DEMO_ROOM = 700_000_000
 LOGS = 20_000_000
 OWN_PYTHON = "DUALGAUGE_VLLM_PYTHON"

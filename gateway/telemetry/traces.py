@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import random
 import re
+import threading
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from gateway.relay.client import Client
@@ -19,7 +20,7 @@ from gateway.telemetry.export import Exporter, Later, Sender, otlp_exporter, sho
 from gateway.telemetry.record import GOOD, Record, TraceIds
 
 if TYPE_CHECKING:
-    from gateway.telemetry.spans import Asked
+    from gateway.telemetry.spans import Asked, Builder
 
 logger = logging.getLogger("dualgauge.traces")
 
@@ -28,6 +29,7 @@ TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 INVALID_VERSION = b"ff"
 NO_TRACE, NO_SPAN = b"0" * 32, b"0" * 16
 SAMPLED = 1
+SETTLED_SECONDS = 0.5
 
 
 def read_traceparent(value: bytes) -> tuple[bytes, bytes, bool] | None:
@@ -55,14 +57,20 @@ class Tracer:
         capture: bool = False,
         where: str = "the collector",
     ) -> None:
-        # Imported only where requests are traced, and before the garbage collector is told to leave it alone.
-        from gateway.telemetry.spans import Builder
-
         self.sender = Sender(exporter, where)
         self.capture = capture
         self._sample = sample
         self._rand = rand
-        self._builder = Builder(rand, capture=capture)
+        # OpenTelemetry's SDK takes a twentieth of a start: it is loaded on another thread, once that is over.
+        self._loading = threading.Timer(SETTLED_SECONDS, lambda: self._builder)
+        self._loading.daemon = True
+        self._loading.start()
+
+    @cached_property
+    def _builder(self) -> Builder:
+        from gateway.telemetry.spans import Builder
+
+        return Builder(self._rand, capture=self.capture)
 
     def begin(self, headers: Mapping[bytes, bytes], own: bytes) -> TraceIds:
         """Ids of a new request: the caller's trace continued where it sent one, and its flag obeyed. `own` is
@@ -88,6 +96,7 @@ class Tracer:
 
     def close(self) -> None:
         """Send what is left, for two seconds at most."""
+        self._loading.cancel()
         self.sender.close()
 
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines import parity
-from engines.parity import Allowance, ParityError
+from engines.allowed import ASPECTS, NOTHING, Allowance
+from engines.parity import ParityError
 from engines.spec import EngineSpec
 
 CONFIG = {"model_type": "llama", "hidden_size": 8, "max_position_embeddings": 4096, "eos_token_id": 2}
@@ -26,7 +27,7 @@ TOKENIZER = {
 GENERATION = {"eos_token_id": [2, 3], "temperature": 0.6}
 
 
-ALL = Allowance(frozenset(parity.ASPECTS))
+ALL = Allowance(frozenset(ASPECTS))
 
 
 def spec(name: str, *args: str) -> EngineSpec:
@@ -175,17 +176,17 @@ def digest_in(message: str) -> str:
 
 def test_white_space_that_differs_is_seen(accepted: Callable[[str, Allowance], tuple[str, ...]]) -> None:
     with pytest.raises(ParityError) as caught:
-        accepted(SPACED.replace("<|end|> ", "<|end|>\r\n"), parity.NOTHING)
+        accepted(SPACED.replace("<|end|> ", "<|end|>\r\n"), NOTHING)
     assert '+ "<|end|>\\r\\n"' in str(caught.value)
     with pytest.raises(ParityError, match="only white space differs"):
-        accepted(TEMPLATE.replace("{{ message.role }}", "{{  message.role }}"), parity.NOTHING)
+        accepted(TEMPLATE.replace("{{ message.role }}", "{{  message.role }}"), NOTHING)
 
 
 def test_a_difference_that_was_accepted_passes_and_is_told(
     accepted: Callable[[str, Allowance], tuple[str, ...]],
 ) -> None:
     with pytest.raises(ParityError) as caught:
-        accepted(SPACED, parity.NOTHING)
+        accepted(SPACED, NOTHING)
     pinned = digest_in(str(caught.value))
     assert accepted(SPACED, Allowance(accepted=frozenset({pinned}))) == (pinned,)
 
@@ -194,7 +195,7 @@ def test_what_was_accepted_covers_nothing_else(
     accepted: Callable[[str, Allowance], tuple[str, ...]],
 ) -> None:
     with pytest.raises(ParityError) as caught:
-        accepted(SPACED, parity.NOTHING)
+        accepted(SPACED, NOTHING)
     pinned = Allowance(accepted=frozenset({digest_in(str(caught.value))}))
     with pytest.raises(ParityError) as caught:
         accepted(SPACED + " ", pinned)

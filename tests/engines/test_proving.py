@@ -17,12 +17,12 @@ import httpx2
 import pytest
 
 from engines import parity, proving
+from engines.allowed import Allowance
 from engines.checkpoint import Facts
 from engines.hardware import GIB, Machine
 from engines.kv_cache import Cache, Layer
 from engines.launch import Command, EngineProbe, ProbeError, ProcessLauncher, Proof, wait_ready
 from engines.overhead import Width
-from engines.parity import Allowance
 from engines.plan import Placement, arrange
 from engines.proving import CacheSize, Prover, compare_cache
 from engines.sleeping import Sleeper
