@@ -403,6 +403,10 @@ class Connection(asyncio.Protocol):
         http10 = parser.get_http_version() == "1.0"
         path = (_path_of_short if len(self._url) <= SHORT_URL else path_of)(self._url)
         request = Request(self, method, path, self._headers, parser.should_keep_alive(), http10)
+        coding = request.fields.get(b"transfer-encoding")
+        if coding is not None and coding.strip().lower() != b"chunked":
+            self._refuse(501, "of transfer codings only `chunked` is read here")  # RFC 9112, section 6.1
+            return
         self._reading = request
         # What comes as a trailer is no part of the head: by then it has been read.
         self._headers = []

@@ -56,6 +56,17 @@ async def test_connect_is_refused(tmp_path: Path) -> None:
         assert await wire.closed()
 
 
+@pytest.mark.parametrize("coding", [b"gzip", b"gzip, chunked", b"identity", b"CHUNKED;q=1"])
+async def test_a_transfer_coding_that_is_not_known_is_not_implemented(tmp_path: Path, coding: bytes) -> None:
+    async with serving(tmp_path, NOBODY, wait=False) as served, await Wire.open(served.port) as wire:
+        head = b"POST %b HTTP/1.1\r\nhost: x\r\ntransfer-encoding: %b\r\n\r\n0\r\n\r\n"
+        wire.raw(head % (CHAT.path.encode(), coding))
+        answer = await wire.reply()
+        assert answer.status == 501
+        check_openai(answer.json["error"])
+        assert await wire.closed()
+
+
 @pytest.mark.parametrize(
     "start",
     [

@@ -141,6 +141,7 @@ async def test_head_has_no_body(tmp_path: Path) -> None:
         HEAD + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
         HEAD + b"transfer-encoding: chunked, identity\r\n\r\n0\r\n\r\n",
+        HEAD + b"transfer-encoding: chunked\r\ntransfer-encoding: gzip\r\n\r\n0\r\n\r\n",
     ],
     ids=lambda raw: str(raw.removeprefix(HEAD)[:40]),
 )
