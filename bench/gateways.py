@@ -307,7 +307,8 @@ def workers(args: argparse.Namespace) -> Result:
                     f"{cores:.2f} cores (engines {of_engines:.2f})",
                     flush=True,
                 )
-    return {"rounds": rounds, "versions": {one.name: one.version for one in some}}
+    versions = {one.name: one.version for one in some}
+    return {"rounds": rounds, "versions": versions, "workers": args.workers}
 
 
 def size(_: argparse.Namespace) -> Result:

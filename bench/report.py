@@ -124,7 +124,13 @@ def _part(name: str, result: Result) -> str:
         lines += [table(["ratio", "ours / theirs"], told), ""]
     if kind == "workers":
         one, several = list(result["rounds"].values())[:2]
-        lines += [f"Several to one: {ratios(several['rate'], one['rate']).text(2)} times the requests/s.", ""]
+        count = result["workers"]
+        each = ratios([count * us for us in one["json_us"]], several["json_us"])
+        shown = ratios(several["rate"], one["rate"]).text(2)
+        told = f"""\
+Several to one: {shown} times the requests/s on these cores, of which client, engines and Redis took their part.
+By CPU a request, {count} workers with a core each do {each.text(2)} times the requests/s of one."""
+        lines += [told, ""]
     return "\n".join(lines)
 
 
