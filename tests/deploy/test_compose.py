@@ -35,6 +35,13 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::[-?][^}]*)?\}")
 DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
 
 
+class Loader(yaml.SafeLoader):
+    """Which knows the tag that takes a value of an earlier file away."""
+
+
+Loader.add_constructor("!reset", lambda loader, node: None)
+
+
 def each(names: Any = SERVICES) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("name", names)
 
@@ -88,6 +95,13 @@ def test_bounded(name: str) -> None:
     assert service["mem_limit"]
     assert 0 < service["pids_limit"] <= 4096
     assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+
+
+@pytest.mark.parametrize("name", ["docker-compose.yml", "deploy/docker/rolling.yml"])
+def test_asks_for_no_more_open_files_than_the_daemon_may_give(name: str) -> None:
+    """A daemon without CAP_SYS_RESOURCE starts no container that asks for more than it has itself."""
+    services = yaml.load((ROOT / name).read_text("utf-8"), Loader)["services"]
+    assert [one for one, service in services.items() if "ulimits" in service] == []
 
 
 @each()

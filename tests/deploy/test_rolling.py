@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import signal
 import subprocess
 from pathlib import Path
 from typing import Self
 
+import pytest
+
+from gateway.server import OPEN_FILES
 from tests.support.client import Reply, Wire, ask, get, until
 from tests.support.engine import FakeEngine, engines, hang, stream
 from tests.support.haproxy import FILE, haproxy, needs_haproxy
@@ -23,6 +27,20 @@ ASK = CHAT.ask(stream=True, stream_options={"include_usage": True})
 def test_haproxy_accepts_its_file() -> None:
     done = subprocess.run(["haproxy", "-c", "-f", str(FILE)], capture_output=True, text=True, check=False)
     assert (done.returncode, "WARNING" in done.stderr) == (0, False), done.stderr
+
+
+@needs_haproxy
+@pytest.mark.parametrize("limits", ["1024:1024", "256:4096"])
+async def test_haproxy_takes_as_many_connections_as_it_may_open_files(tmp_path: Path, limits: str) -> None:
+    with haproxy(tmp_path, [], limits) as front:
+        await answering(front.health)
+        at_most = int(limits.partition(":")[2]) // 2
+        assert at_most - 50 < front.info("Maxconn") < at_most
+    assert "ALERT" not in (tmp_path / "haproxy.log").read_text()
+
+
+def test_haproxy_keeps_memory_for_no_more_files_than_a_gateway_opens() -> None:
+    assert re.findall(r"(?m)^ *fd-hard-limit +(\d+)", FILE.read_text()) == [str(OPEN_FILES)]
 
 
 class Gateways:
@@ -50,6 +68,14 @@ class Gateways:
         while not ready:
             ready = (await get(one.port, "/readyz")).json["tiers"]["fast"] == "ready"
         return one
+
+
+async def answering(port: int) -> None:
+    while True:
+        with contextlib.suppress(ConnectionError):
+            await get(port, "/healthz")
+            return
+        await asyncio.sleep(0.05)
 
 
 async def healthy(port: int) -> None:

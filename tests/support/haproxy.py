@@ -50,6 +50,11 @@ class Ports:
             sock.sendall(f"{text}\n".encode())
             return sock.makefile().read()
 
+    def info(self, name: str) -> int:
+        """A number of `show info`."""
+        rows = (line.partition(": ") for line in self.order("show info").splitlines())
+        return next(int(value) for found, _, value in rows if found == name)
+
     def up(self) -> list[str]:
         """The gateways that its checks found."""
         rows = (line.split() for line in self.order("show servers state gateways").splitlines())
@@ -57,13 +62,16 @@ class Ports:
 
 
 @contextlib.contextmanager
-def haproxy(folder: Path, gateways: Sequence[tuple[int, int]]) -> Iterator[Ports]:
-    """Killed at the end."""
+def haproxy(
+    folder: Path, gateways: Sequence[tuple[int, int]], open_files: str | None = None
+) -> Iterator[Ports]:
+    """Killed at the end; `open_files` are its limits, `soft:hard`."""
     ports = Ports(free_port(), free_port(), free_port())
     file = folder / "haproxy.cfg"
     file.write_text(local(ports.listen, free_port(), ports.health, ports.orders, gateways))
     with (folder / "haproxy.log").open("w") as log:
-        process = subprocess.Popen(["haproxy", "-db", "-f", str(file)], stdout=log, stderr=log)
+        limited = ["prlimit", f"--nofile={open_files}"] if open_files else []
+        process = subprocess.Popen([*limited, "haproxy", "-db", "-f", str(file)], stdout=log, stderr=log)
     try:
         yield ports
     finally:
