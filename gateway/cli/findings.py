@@ -202,7 +202,7 @@ def system(limit: int | None = None) -> Iterator[Finding]:
     """How many connections a gateway may hold, two a request: it raises its own limit to the system's."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1] if limit is None else limit
     if hard != resource.RLIM_INFINITY and hard < OPEN_FILES:
-        do = "`ulimit -Hn 65536` as root, LimitNOFILE=65536 in a systemd unit, `ulimits` in a compose file"
+        do = "`ulimit -Hn 65536` as root, or LimitNOFILE=65536 in a systemd unit (for containers, Docker's)"
         yield Finding(
             "warning", f"{hard} open files are allowed, so about {hard // 2} requests at a time", do
         )
