@@ -48,7 +48,7 @@ elif words[0] == "inspect":
     addresses = [{"Networks": {"front": {"IPAddress": f"{one}.address"}}} for one in words[1:]]
     said = [json.dumps([{"State": a, "NetworkSettings": b} for a, b in zip(health, addresses)])]
 elif words[0] == "logs":
-    said = ["what a gateway wrote"]
+    print("what a gateway wrote", file=sys.stderr)
 else:
     state["done"].append(" ".join(words))
     if words[0] == "rm":
@@ -160,6 +160,18 @@ def test_more_open_files_than_the_daemon_may_give_are_explained(docker: Docker, 
 def test_other_failures_have_nothing_to_do_with_open_files(docker: Docker, roll: ModuleType) -> None:
     docker.set(fails="no space left on device")
     assert "LimitNOFILE" not in refusal(roll)
+
+
+def test_an_interrupted_start_leaves_no_new_gateway(
+    docker: Docker, roll: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(containers: list[str]) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(roll, "healthy", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        roll.main()
+    assert list(docker.state["gateways"]) == OLD
 
 
 def test_a_gateway_that_was_stopped_before_is_not_taken_for_a_new_one(
