@@ -31,12 +31,15 @@ def arguments(
     """What `vllm bench serve` is told: so many requests, `level` at a time.
 
     Both make the seed of the prompts, so that no two levels share any: a prefix cache would know them.
+    Every request has a connection of its own, since llama-server ends each behind a stream without having
+    said so: another request that is just being sent on it would be lost.
     """
     return [
         *("--base-url", url, "--model", model, "--served-model-name", model, "--tokenizer", str(tokenizer)),
         *("--dataset-name", "random", "--seed", str(1000 * level + requests), "--num-prompts", str(requests)),
         *("--input-len", str(workload.input_tokens), "--output-len", str(workload.output_tokens)),
         *("--max-concurrency", str(level), "--ignore-eos", "--temperature", "0", "--disable-tqdm"),
+        *("--header", "Connection=close"),
         *("--ready-check-timeout-sec", "0", "--percentile-metrics", "ttft,itl,e2el"),
         *("--metric-percentiles", "50,90,99"),
     ]

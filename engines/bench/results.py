@@ -40,12 +40,17 @@ class Workload(msgspec.Struct, frozen=True):
         return max(level, min(self.most, max(self.least, 2 * level)))
 
     @property
+    def quick(self) -> bool:
+        """Whether it is smaller than it would be without `--quick`."""
+        return self.most < FULL.most
+
+    @property
     def cells(self) -> int:
         """How many cells a configuration has."""
         return len(self.levels) + len(TEXTS)
 
 
-QUICK = Workload(LEVELS, input_tokens=32, output_tokens=16, scored=256, least=6, most=32)
+QUICK = Workload(LEVELS, input_tokens=16, output_tokens=12, scored=128, least=6, most=32)
 FULL = Workload(LEVELS, input_tokens=512, output_tokens=128, scored=512, least=32, most=512)
 
 
@@ -147,6 +152,42 @@ class Gain(msgspec.Struct, frozen=True):
     bad: int
 
 
+class Spent(msgspec.Struct, frozen=True):
+    """Seconds of all runs that filled one file: by the clock, and of the machine's cores.
+
+    `cpu` was used by the bench and all that it started, `others` by other processes meanwhile; `idle` is what
+    was left.
+    """
+
+    seconds: float
+    cpu: float
+    others: float
+    idle: float
+
+    def __add__(self, more: Spent) -> Spent:
+        return Spent(
+            self.seconds + more.seconds,
+            self.cpu + more.cpu,
+            self.others + more.others,
+            self.idle + more.idle,
+        )
+
+    def since(self, before: Spent) -> Spent:
+        """What lies between the two; the kernel's ticks are coarse, so that `others` may come out below 0."""
+        return Spent(
+            self.seconds - before.seconds,
+            self.cpu - before.cpu,
+            max(0.0, self.others - before.others),
+            self.idle - before.idle,
+        )
+
+    @property
+    def disturbed(self) -> float:
+        """What other processes used, as a part of all that the cores could give."""
+        whole = self.cpu + self.others + self.idle
+        return self.others / whole if whole else 0.0
+
+
 class Results(msgspec.Struct):
     """All that one file has. `began` is Unix time; `gain` is there where a decision log was given."""
 
@@ -156,6 +197,7 @@ class Results(msgspec.Struct):
     workload: Workload
     configurations: list[Measured] = []
     gain: Gain | None = None
+    spent: Spent | None = None
 
     def of(self, key: str) -> Measured | None:
         return next((measured for measured in self.configurations if measured.key == key), None)
@@ -189,7 +231,7 @@ def resume(path: Path, begun: Results) -> Results:
             kept.append(before)
         else:
             raise _others(path, f"of `{measured.title}` with another model, program or arguments")
-    return msgspec.structs.replace(begun, began=found.began, configurations=kept)
+    return msgspec.structs.replace(begun, began=found.began, configurations=kept, spent=found.spent)
 
 
 def _others(path: Path, what: str) -> ResultsError:

@@ -208,12 +208,14 @@ def _begin(
 
 
 async def _measure(found: Rows, results: Results, out: Path, progress: Progress) -> None:
+    from engines.bench import spent
     from engines.bench.measure import Bench
     from engines.bench.results import NAME, store
     from engines.launch import ProcessLauncher
 
     (out / LOGS).mkdir(exist_ok=True)
     store(out / NAME, results)
+    before = spent.now()
     task = asyncio.ensure_future(
         Bench(
             configurations=found.found,
@@ -232,6 +234,10 @@ async def _measure(found: Rows, results: Results, out: Path, progress: Progress)
         await task
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+    finally:
+        more = spent.now().since(before)
+        results.spent = more if results.spent is None else results.spent + more
+        store(out / NAME, results)
 
 
 @contextlib.contextmanager

@@ -120,11 +120,25 @@ def _asked(results: Results) -> str:
     work, host = results.workload, results.host
     when = datetime.fromtimestamp(results.began, UTC).strftime("%Y-%m-%d")
     where = ", ".join((*host.gpus, f"{host.cores} cores of {host.processor}", _bytes(host.memory)))
-    return (
+    told = (
         f"Measured on {when} on {where}. Each server ran alone; requests of {work.input_tokens} prompt and "
         f"{work.output_tokens} reply tokens, so many at a time as the columns say. Tokens a second are those "
         "of replies, of all requests together."
     )
+    if work.quick:
+        told += (
+            f" This is the small workload of `--quick`: at most {work.requests(max(work.levels))} requests a "
+            f"cell, {work.scored} tokens of each text."
+        )
+    return f"{told} {_spent(results)}".rstrip()
+
+
+def _spent(results: Results) -> str:
+    found = results.spent
+    if found is None:
+        return ""
+    told = f"It took {_duration(found.seconds)} and {found.cpu:.0f} CPU seconds"
+    return f"{told}; other processes had {_percent(found.disturbed)} of the cores meanwhile."
 
 
 def _problems(rows: Iterable[Measured]) -> Iterator[Block]:
@@ -359,6 +373,11 @@ def _figure(value: float) -> str:
 
 def _bytes(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _percent(part: float) -> str:

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.bench import memory, perplexity, results
+from engines.bench import configurations, load, memory, perplexity, results, spent
 from engines.bench.crossing import Crossing, crossing
-from engines.bench.results import FULL, QUICK, TEXTS, Host, Measured, Results, ResultsError, Score
+from engines.bench.results import FULL, QUICK, TEXTS, Host, Measured, Results, ResultsError, Score, Spent
+from tests.engines.test_llamacpp import BINARY, MODEL, placed
 
 HOST = Host("a processor", 2, 1 << 30, (), "Linux")
 SPEEDS = st.dictionaries(st.integers(1, 1024), st.floats(0.01, 1e6), min_size=1, max_size=8)
@@ -144,3 +145,91 @@ def test_a_text_of_one_token_has_none() -> None:
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_texts_ship_and_are_long_enough(name: str) -> None:
     assert len(perplexity.text_of(name)) > 1500
+
+
+# what a run takes
+
+
+def test_what_a_child_used_is_ours_and_not_that_of_others() -> None:
+    before = spent.now()
+    subprocess.run([sys.executable, "-c", "while __import__('time').process_time() < 0.5: pass"], check=True)
+    found = spent.now().since(before)
+    assert found.cpu >= 0.5
+    assert found.seconds >= 0.4
+
+
+def test_what_is_neither_idle_nor_ours_is_that_of_others(tmp_path: Path) -> None:
+    second = os.sysconf("SC_CLK_TCK")
+
+    def at(user: int, idle: int, wait: int, guest: int) -> Spent:
+        fields = [field * second for field in (user, 0, 0, idle, wait, 0, 0, 0, guest, 0)]
+        (tmp_path / "stat").write_text(f"cpu  {' '.join(map(str, fields))}\ncpu0 1 1 1\n")
+        return spent.now(tmp_path)
+
+    before = at(user=1000, idle=5000, wait=0, guest=500)
+    found = at(user=1030, idle=5060, wait=10, guest=530).since(before)
+    assert found.idle == pytest.approx(70)
+    assert found.others == pytest.approx(30, abs=1)  # less what this test used
+    assert found.disturbed == pytest.approx(0.3, abs=0.01)
+
+
+def test_a_run_that_goes_on_adds_to_what_the_first_took(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    first = begun(Measured("a", "A", identity="1"))
+    first.spent = Spent(60.0, 50.0, 10.0, 60.0)
+    results.store(path, first)
+    found = results.resume(path, begun(Measured("a", "A", identity="1"))).spent
+    assert found is not None
+    assert found + Spent(6.0, 5.0, 1.0, 6.0) == Spent(66.0, 55.0, 11.0, 66.0)
+
+
+def test_a_run_that_took_nothing_was_not_disturbed() -> None:
+    assert Spent(0.0, 0.0, 0.0, 0.0).disturbed == 0.0
+
+
+# what load generator and servers are told
+
+
+def told(order: list[str], option: str) -> str:
+    return order[order.index(option) + 1]
+
+
+def test_no_connection_is_used_twice() -> None:
+    order = load.arguments("http://a", "m", Path("/m"), QUICK, requests=16, level=8)
+    assert told(order, "--header") == "Connection=close"
+
+
+def test_no_two_levels_are_asked_the_same_prompts() -> None:
+    orders = [
+        load.arguments("http://a", "m", Path("/m"), QUICK, requests=QUICK.requests(level), level=level)
+        for level in QUICK.levels
+    ]
+    assert len({told(order, "--seed") for order in orders}) == len(orders)
+
+
+async def allowed() -> None:
+    pass
+
+
+def llama_server(inherited: dict[str, str], **fields: object) -> configurations.Configuration:
+    placement = placed(**fields)
+    return configurations.served(
+        "gguf", placement, BINARY, MODEL, Path("/m"), QUICK, 19600, inherited, frozenset(), allowed
+    )
+
+
+def test_a_llama_server_sends_no_pings_while_it_is_measured() -> None:
+    assert llama_server({}).command.env["LLAMA_ARG_SSE_PING_INTERVAL"] == "-1"
+
+
+def test_pings_that_the_operator_wants_are_left() -> None:
+    name = "LLAMA_ARG_SSE_PING_INTERVAL"
+    assert llama_server({}, env={name: "5"}).command.env[name] == "5"
+    assert llama_server({name: "7"}).command.env[name] == "7"
+
+
+def test_each_slot_of_a_llama_server_has_room_for_a_request() -> None:
+    argv = list(llama_server({}).command.argv)
+    assert told(argv, "--parallel") == "128"
+    room = int(told(argv, "--ctx-size")) // 128
+    assert room >= max(QUICK.input_tokens + QUICK.output_tokens, QUICK.scored)

@@ -119,6 +119,17 @@ def test_where_all_is_measured_nothing_is_started(site: BenchSite) -> None:
     assert (site.folder / "dualgauge-bench" / "report.html").exists()
 
 
+def test_what_both_runs_took_is_added_up(site: BenchSite) -> None:
+    site.env["BENCH_ENDS"] = "8"
+    told(site.run(*QUICK))
+    first = site.results["spent"]
+    assert first["cpu"] > 0
+    del site.env["BENCH_ENDS"]
+    site.run(*QUICK)
+    assert site.results["spent"]["seconds"] > first["seconds"]
+    assert site.results["spent"]["cpu"] > first["cpu"]
+
+
 def test_figures_of_another_workload_are_not_mixed_with(site: BenchSite) -> None:
     site.run(*QUICK)
     error = told(site.run(*QUICK, "--output-tokens", "64"))
@@ -172,7 +183,7 @@ def test_a_deployment_without_engines_of_ours_has_nothing_to_measure(site: Bench
 def test_requests_longer_than_the_engine_takes_are_refused_at_once(site: BenchSite) -> None:
     site.write(fast="['--max-model-len', '64']", more="parity: {allow: [max_length]}\n")
     error = told(site.run(*QUICK))
-    assert "engine `fast-0` takes requests of 64 tokens, not of the 257" in error
+    assert "engine `fast-0` takes requests of 64 tokens, not of the 129" in error
 
 
 @pytest.mark.parametrize("levels", ["0,8", "8,1", "1,1", "many", "", "1,4096"])
