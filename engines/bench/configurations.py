@@ -91,7 +91,7 @@ def served(
         slot = max(workload.input_tokens + workload.output_tokens, workload.scored) + _ROOM
         more = ("--parallel", str(most), "--ctx-size", str(most * slot))
         placed = replace(placement, spec=replace(spec, args=(*spec.args, *more)))
-        # `vllm bench serve` loses the token behind a ping; a server that knows no pings passes this over.
+        # `vllm bench serve` loses the token behind a ping. A server without pings does not read this.
         quiet = {"LLAMA_ARG_SSE_PING_INTERVAL": "-1", **inherited}
         command = llamacpp.command(placed, program, model, quiet, cpu_flags)
         title, engine = "GGUF (llama.cpp)", version or "llama.cpp"

@@ -31,8 +31,8 @@ def arguments(
     """What `vllm bench serve` is told: so many requests, `level` at a time.
 
     Both make the seed of the prompts, so that no two levels share any: a prefix cache would know them.
-    Every request has a connection of its own, since llama-server ends each behind a stream without having
-    said so: another request that is just being sent on it would be lost.
+    Every request has a connection of its own: llama-server promises to keep them and ends each behind its
+    stream, so that another request that is just being sent on it is lost. Asked to close, it says so.
     """
     return [
         *("--base-url", url, "--model", model, "--served-model-name", model, "--tokenizer", str(tokenizer)),

@@ -62,8 +62,8 @@ def _levels(
 )
 @click.option("--quick", is_flag=True, help="Short requests and few of them: a first look.")
 @click.option("--levels", callback=_levels, help="Requests at a time. [default: 1,8,32,128]")
-@click.option("--input-tokens", type=click.IntRange(1), help="Of each prompt. [default: 512, quick: 32]")
-@click.option("--output-tokens", type=click.IntRange(2), help="Of each reply. [default: 128, quick: 16]")
+@click.option("--input-tokens", type=click.IntRange(1), help="Of each prompt. [default: 512, quick: 16]")
+@click.option("--output-tokens", type=click.IntRange(2), help="Of each reply. [default: 128, quick: 12]")
 @click.option(
     "--gguf",
     type=click.Path(path_type=Path, exists=True),

@@ -20,6 +20,8 @@ MARKDOWN, PAGE, PLOTS = "report.md", "report.html", "plots"
 NONE = "-"
 ENOUGH = 100
 """Requests from which a 99th percentile is more than the slowest of them."""
+BUSY = 0.1
+"""Part of the cores that others have, from which speeds are not those of this machine by itself."""
 _WIDE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1f2937}"
     "table{border-collapse:collapse;font-size:.875rem;margin:1rem 0;display:block;overflow-x:auto}"
@@ -138,7 +140,10 @@ def _spent(results: Results) -> str:
     if found is None:
         return ""
     told = f"It took {_duration(found.seconds)} and {found.cpu:.0f} CPU seconds"
-    return f"{told}; other processes had {_percent(found.disturbed)} of the cores meanwhile."
+    told += f"; other processes had {_percent(found.disturbed)} of the cores meanwhile."
+    if found.disturbed > BUSY:
+        told += " Speeds on so busy a machine are too low, and not by the same part everywhere."
+    return told
 
 
 def _problems(rows: Iterable[Measured]) -> Iterator[Block]:
