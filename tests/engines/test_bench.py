@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -211,7 +212,7 @@ async def allowed() -> None:
     pass
 
 
-def llama_server(inherited: dict[str, str], **fields: object) -> configurations.Configuration:
+def llama_server(inherited: dict[str, str], **fields: Any) -> configurations.Configuration:
     placement = placed(**fields)
     return configurations.served(
         "gguf", placement, BINARY, MODEL, Path("/m"), QUICK, 19600, inherited, frozenset(), allowed
