@@ -41,6 +41,10 @@ class Configuration:
     check: Callable[[], Awaitable[None]]
 
     @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
     def files(self) -> int:
         """Bytes of the model's weights on the disk."""
         found = [self.model] if self.model.is_file() else self.model.glob("*.safetensors")
@@ -49,8 +53,7 @@ class Configuration:
     def unmeasured(self) -> Measured:
         """Its row before anything is measured."""
         program, *words = self.command.argv
-        port = self.url.rpartition(":")[2]
-        told = [word for word in words if word != port]
+        told = [word for word in words if word != str(self.port)]
         known = manifest.digest(self.model) if self.model.is_dir() else None
         identity = json.dumps([program, told, known or [str(self.model), self.files]])
         shown = [word for word in told if not word.startswith("/")]

@@ -30,6 +30,7 @@ START = 1800.0
 STOP = 8.0
 _UNKNOWN = "b0-unknown"
 """A llama-server that was compiled outside of llama.cpp's repository."""
+_TAKEN = "is not measured: another process answers on its port"
 WARM_UP = 4
 """Requests before the first that counts: kernels are chosen when a size is first met."""
 
@@ -141,6 +142,8 @@ async def _running(configuration: Configuration, log: Path, launcher: Launcher) 
             raise _start_error(configuration, str(error), log) from None
         except ChildProcessError as error:
             raise _start_error(configuration, launch.describe_exit(int(error.args[0])), log) from None
+        if not memory.listens(child.pid, configuration.port):
+            raise _start_error(configuration, f"{_TAKEN} {configuration.port}", log)
         yield child
     finally:
         await launch.stop(child, STOP)

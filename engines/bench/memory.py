@@ -1,4 +1,4 @@
-"""What an engine's processes hold in memory, read from outside."""
+"""What an engine's processes hold, read from outside: memory, and the port on which they listen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 EVERY = 1.0
 PROC = Path("/proc")
+_LISTENS = "0A"
 
 
 def tree(pid: int, proc: Path = PROC) -> list[int]:
@@ -34,6 +35,24 @@ def resident(pid: int, proc: Path = PROC) -> int:
             text = (proc / str(one) / "smaps_rollup").read_text("ascii", "replace")
             total += int(text.partition("\nPss:")[2].split()[0]) * 1024
     return total
+
+
+def listens(pid: int, port: int, proc: Path = PROC) -> bool:
+    """Whether a process or one of its children is who accepts connections on this port."""
+    sockets = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):
+            for line in (proc / "net" / table).read_text("ascii").splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
+                    sockets.add(f"socket:[{fields[9]}]")
+    for one in tree(pid, proc):
+        with contextlib.suppress(OSError):
+            for held in (proc / str(one) / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    if str(held.readlink()) in sockets:
+                        return True
+    return False
 
 
 class Peak:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,19 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
 
 def test_our_own_memory_is_read() -> None:
     assert memory.resident(os.getpid()) > 1 << 20
+
+
+# who listens
+
+
+def test_a_port_is_that_of_the_process_that_listens_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert memory.listens(os.getpid(), port)
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+            assert not memory.listens(other.pid, port)
+            other.communicate(b"\n")
+    assert not memory.listens(os.getpid(), port)
 
 
 # perplexity
