@@ -20,9 +20,11 @@ from engines.kv_cache import Cache, UnknownCacheError, count
 from engines.overhead import Width
 
 CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library."""
 _FLOAT32 = "F32"
+_MOST_SCALED = 1024
 _NOT_HELD = ("rotary_emb.inv_freq", "masked_bias")
 
 
@@ -92,7 +94,7 @@ def of_config(config: Mapping[str, Any], tensors: Mapping[str, int], file: Path)
     width = cache = context = None
     try:
         width = _width(config)
-        context = count(config, "max_position_embeddings") if "max_position_embeddings" in config else None
+        context = _positions(config) if "max_position_embeddings" in config else None
         cache = kv_cache.of_config(config)
     except UnknownCacheError as error:
         unknown = str(error)
@@ -141,6 +143,19 @@ def _width(config: Mapping[str, Any]) -> Width:
     return Width(hidden, intermediate, count(config, "vocab_size"), _four_bit(config))
 
 
+def _positions(config: Mapping[str, Any]) -> int:
+    """The longest request, as vLLM reckons it: `linear` and `dynamic` scaling come on top of the number,
+    that of other kinds is in it already, as is Gemma 3's."""
+    made = count(config, "max_position_embeddings")
+    scaling = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(scaling, Mapping) or str(config.get("model_type")).startswith("gemma3"):
+        return made
+    kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
+    if kind not in ("linear", "dynamic") or not isinstance(factor, int | float):
+        return made
+    return int(made * factor) if 1 <= factor <= _MOST_SCALED else made
+
+
 def _four_bit(config: Mapping[str, Any]) -> bool:
     """Whether weights are of 4 bits: AWQ and GPTQ say `bits`, compressed-tensors says it of each group."""
     quantization = config.get("quantization_config")
@@ -160,11 +175,27 @@ def _tensors(folder: Path, config: Mapping[str, Any], text: Mapping[str, Any]) -
     kind = text.get("dtype") or text.get("torch_dtype") or config.get("dtype") or config.get("torch_dtype")
     halve = kind in (None, "float32") and not config.get("quantization_config")
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)))
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_files(folder):
         for name, (type_, size) in header(path).items():
             if name.endswith(_NOT_HELD) or (tied and name == "lm_head.weight"):
                 continue
             yield name, size // 2 if halve and type_ == _FLOAT32 else size
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that an engine opens: where there is an index, those that it names and no others
+    (many folders hold the weights a second time, `consolidated.safetensors`). Raises CheckpointError."""
+    found = sorted(folder.glob("*.safetensors"))
+    try:
+        names = set(json_object(folder / INDEX)["weight_map"].values())
+    except FileNotFoundError:
+        return found
+    except (KeyError, AttributeError, TypeError):
+        raise CheckpointError(f"{folder / INDEX} has no `weight_map` of tensors and files") from None
+    missing = sorted(map(str, names - {path.name for path in found}))
+    if missing:
+        raise CheckpointError(f"{folder} has no {missing[0]}, which {INDEX} names: fetch it anew")
+    return [path for path in found if path.name in names]
 
 
 def header(path: Path) -> dict[str, tuple[str, int]]:

@@ -129,6 +129,10 @@ def _broken(folder: Path) -> Iterator[str]:
             yield str(error)
     if folder.is_dir():
         try:
+            checkpoint.weight_files(folder)
+        except checkpoint.CheckpointError as error:
+            yield str(error)
+        try:
             templates.of_folder(folder)
         except templates.TemplateError as error:
             yield str(error)

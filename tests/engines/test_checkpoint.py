@@ -73,6 +73,49 @@ def test_a_folder_tells_weights_by_tensor_and_shape(folder: Callable[..., Path])
     assert facts.unknown == ""
 
 
+def indexed(folder: Path, *names: str) -> Path:
+    weights = {f"tensor{at}": name for at, name in enumerate(names)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weights}))
+    return folder
+
+
+def test_only_files_that_the_index_names_are_counted(folder: Callable[..., Path]) -> None:
+    path = indexed(folder({"a": ("BF16", 10)}), "model.safetensors")
+    (path / "consolidated.safetensors").write_bytes(safetensors({"b": ("BF16", 10)}))
+    assert read(path).tensors == {"a": 20}
+
+
+def test_a_file_that_the_index_names_must_be_there(folder: Callable[..., Path]) -> None:
+    path = indexed(folder(), "model.safetensors", "model-00002-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"has no model-00002-of-00002\.safetensors, which model\."):
+        read(path)
+
+
+@pytest.mark.parametrize("index", ["{}", "[]", '{"weight_map": 1}', '{"weight_map": {"a": {}}}', "{"])
+def test_a_broken_index_is_refused(folder: Callable[..., Path], index: str) -> None:
+    path = folder()
+    (path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("more", "longest"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, 8192),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 4}}, 16384),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 4096),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "model_type": "gemma3_text"}, 4096),
+        ({"rope_scaling": {"rope_type": "linear", "factor": float("nan")}}, 4096),
+        ({"rope_scaling": {"rope_type": "linear", "factor": "x"}}, 4096),
+    ],
+)
+def test_the_longest_request_is_scaled_as_vllm_does(
+    folder: Callable[..., Path], more: Mapping[str, Any], longest: int
+) -> None:
+    assert read(folder(**more)).context == longest
+
+
 def test_files_of_a_sharded_checkpoint_are_added_up(folder: Callable[..., Path]) -> None:
     path = folder({"a": ("BF16", 10)})
     (path / "model-00002-of-00002.safetensors").write_bytes(safetensors({"b": ("I32", 5)}))
