@@ -79,7 +79,8 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One model as two checkpoints of a hub. `gated`: asks for a licence, so it is never picked unasked."""
+    """One model as two checkpoints of a hub. `max_context` is what both were made for, in tokens; `gated`:
+    asks for a licence, so it is never picked unasked."""
 
     name: str
     exact: str
@@ -121,6 +122,7 @@ PAIRS = (
         "Qwen/Qwen3-4B",
         "Qwen/Qwen3-4B-AWQ",
         _qwen3(layers=36, hidden=2560, intermediate=9728, heads=32, tied=True),
+        max_context=40960,
         args=_QWEN3_ARGS,
     ),
     Pair(
@@ -143,6 +145,7 @@ PAIRS = (
         "Qwen/Qwen3-8B",
         "Qwen/Qwen3-8B-AWQ",
         _qwen3(layers=36, hidden=4096, intermediate=12288, heads=32),
+        max_context=40960,
         args=_QWEN3_ARGS,
     ),
     Pair(
@@ -156,6 +159,7 @@ PAIRS = (
         "Qwen/Qwen3-14B",
         "Qwen/Qwen3-14B-AWQ",
         _qwen3(layers=40, hidden=5120, intermediate=17408, heads=40),
+        max_context=40960,
         args=_QWEN3_ARGS,
     ),
     Pair(
@@ -163,6 +167,7 @@ PAIRS = (
         "Qwen/Qwen3-32B",
         "Qwen/Qwen3-32B-AWQ",
         _qwen3(layers=64, hidden=5120, intermediate=25600, heads=64),
+        max_context=40960,
         args=_QWEN3_ARGS,
     ),
     Pair(

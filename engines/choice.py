@@ -96,7 +96,8 @@ def _limited(spec: EngineSpec, context: int | None, sequences: int) -> EngineSpe
 def _common_context(found: Plan) -> int:
     """The longest request that every engine can take, as a round number."""
     known = [longest for p in found.placements if (longest := p.longest) is not None]
-    limit = min(known, default=MIN_CONTEXT)
+    made = [p.facts.context for p in found.placements if p.facts.context is not None]
+    limit = min([min(known, default=MIN_CONTEXT), *made])
     return next((size for size in CONTEXTS if size <= limit), CONTEXTS[-1])
 
 

@@ -40,6 +40,11 @@ UNUSUAL = GIB
 """Activations of a model whose config.json does not tell its widths."""
 
 
+LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+_SCALED = ("--hf-overrides", "--rope-scaling")
+"""Options that may give a model other positions than its config.json has."""
+
+
 class PlanError(Exception):
     """Engines that cannot be placed; the message says what to change."""
 
@@ -195,11 +200,20 @@ def settings(spec: EngineSpec, gpu: Gpu | None) -> Settings:
 
 
 def share(spec: EngineSpec) -> float | None:
-    """The part of the GPU that the operator gave the engine, by `share` or in its arguments."""
+    """The part of the GPU that the operator gave the engine, by `share` or in its arguments.
+
+    Raises PlanError where that is no part of anything.
+    """
     try:
-        return float(flags.option(spec.args, "--gpu-memory-utilization") or "")
+        part = float(flags.option(spec.args, "--gpu-memory-utilization") or "")
     except ValueError:
         return None if spec.share is None else float(spec.share)
+    if not 0 < part <= 1:  # nor NaN
+        raise PlanError(
+            f"engine `{spec.name}`: --gpu-memory-utilization {part:g} in its `args` is no share of a GPU: "
+            "write 0.4, say"
+        )
+    return part
 
 
 def budget(facts: Facts, work: Work) -> Budget | None:
@@ -224,7 +238,7 @@ def plan(specs: Iterable[EngineSpec], machine: Machine, facts: Sizer, swap: str 
     problems = no_room(found)
     if problems:
         raise PlanError("\n".join(problems))
-    return replace(found, notes=(*found.notes, *too_short(found)))
+    return replace(found, notes=(*found.notes, *wrong_length(found)))
 
 
 def arrange(specs: Iterable[EngineSpec], machine: Machine, facts: Sizer, swap: str | None = None) -> Plan:
@@ -291,9 +305,29 @@ def too_short(found: Plan) -> list[str]:
     return problems
 
 
+def too_long(found: Plan) -> list[str]:
+    """One message for each vLLM that is to take longer requests than its model was made for: it would not
+    start."""
+    problems = []
+    for placement in found.placements:
+        spec, asked, made = placement.spec, placement.settings.context, placement.facts.context
+        meant = spec.env.get(LONGER) == "1" or flags.has_option(spec.args, *_SCALED)
+        if asked is not None and made is not None and asked > made and not meant:
+            problems.append(
+                f"{spec.name} is to take requests of {asked:,} tokens, and its model was made for {made:,}: "
+                f"vLLM refuses a longer --max-model-len, unless `env` has {LONGER}"
+            )
+    return problems
+
+
+def wrong_length(found: Plan) -> list[str]:
+    """One message for each engine that cannot take requests as long as it is to take."""
+    return too_long(found) or too_short(found)
+
+
 def fits(found: Plan) -> bool:
     """Whether every device can take its engines, and every engine its longest request."""
-    return not no_room(found) and not too_short(found)
+    return not no_room(found) and not wrong_length(found)
 
 
 def _gpu_for(spec: EngineSpec, machine: Machine) -> int | None:

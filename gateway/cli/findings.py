@@ -114,7 +114,7 @@ def memory(specs: Sequence[EngineSpec], machine: Machine) -> Iterator[Finding]:
     except plan.PlanError as error:
         yield Finding("fault", str(error), do)
         return
-    for problem in (*plan.no_room(found), *plan.too_short(found)):
+    for problem in (*plan.no_room(found), *plan.wrong_length(found)):
         yield Finding("fault", problem, do)
 
 

@@ -94,6 +94,8 @@ def plan_command(
 
     if file is not None and (fast or exact):
         raise click.UsageError("give models or --config, not both")
+    if "" in (fast, exact):
+        raise click.UsageError("--fast and --exact want a model's name or folder, not an empty text")
     with told():
         real = hardware.look()
         machine = machine_of(gpus, real) if gpus else real
@@ -141,9 +143,11 @@ def _known(spec: EngineSpec) -> Facts:
     from policies.document import nearest
 
     facts = local_facts(spec)
+    asked = spec.model or ""
+    if facts.weights is None and Path(asked).is_dir():
+        raise Failure(f"the size of {asked} is not known: {facts.unknown}")
     if facts.weights is None:
         known = catalog.names()
-        asked = spec.model or ""
         like = next((name for name in known if asked and name.startswith(asked)), nearest(asked, known))
         names = f"did you mean `{like}`? Else give" if like else f"it is none of {', '.join(known)}; give"
         raise Failure(
@@ -204,7 +208,7 @@ def _show(found: Plan, reasons: tuple[str, ...], as_json: bool) -> None:
     from engines import alternatives, plan
     from gateway.cli import planned
 
-    problems = [*plan.no_room(found), *plan.too_short(found)]
+    problems = [*plan.no_room(found), *plan.wrong_length(found)]
     specs = [replace(placement.spec, gpu=placement.gpu) for placement in found.placements]
     facts = {placement.spec.name: placement.facts for placement in found.placements}
     changes = []

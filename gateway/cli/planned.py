@@ -157,7 +157,8 @@ def _table(placements: Sequence[Placement]) -> Table:
     for placement in placements:
         title = f"{placement.spec.name} on {placement.device}"
         table.add_column(title, justify="right", overflow="fold")
-    columns = [_rows(placement) for placement in placements]
+    kinds = dict.fromkeys(kind for placement in placements for kind in _kinds(placement))
+    columns = [_rows(placement, kinds) for placement in placements]
     for name in dict.fromkeys(name for column in columns for name in column):
         cells = [column.get(name, "") for column in columns]
         if any(cells):
@@ -165,7 +166,12 @@ def _table(placements: Sequence[Placement]) -> Table:
     return table
 
 
-def _rows(placement: Placement) -> dict[str, str]:
+def _kinds(placement: Placement) -> Sequence[str]:
+    """What most of its weights are for."""
+    return list(placement.facts.kinds)[:KINDS]
+
+
+def _rows(placement: Placement, kinds: Iterable[str]) -> dict[str, str]:
     facts, pool, budget = placement.facts, placement.pool, placement.budget
     wanted, context = placement.settings, placement.context or 0
     at_a_time = {name: _at_a_time(placement, size) for name, size in LENGTHS.items()}
@@ -174,7 +180,7 @@ def _rows(placement: Placement) -> dict[str, str]:
         "share of the GPU": "" if placement.share is None else f"{placement.share:.3f}",
         "memory": _size(placement.memory),
         "weights": "unknown" if facts.weights is None else _size(facts.weights),
-        **{f"  of them {name}": _size(size) for name, size in list(facts.kinds.items())[:KINDS]},
+        **{f"  of them {kind}": _size(facts.kinds[kind]) if kind in facts.kinds else "" for kind in kinds},
         "activations": _size(budget.activations) if budget else "",
         "CUDA graphs": _size(budget.graphs) if budget else "",
         "libraries": _size(budget.other) if budget else "",

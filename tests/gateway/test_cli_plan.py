@@ -216,3 +216,46 @@ def test_shares_that_cannot_be_are_refused(alone: Path) -> None:
     result = run("--config", "dualgauge.yaml", "--gpu", "24")
     assert result.exit_code == 1
     assert "the shares on gpu 0 add up to 0.99" in result.output
+
+
+def test_requests_longer_than_the_model_was_made_for_do_not_fit(alone: Path) -> None:
+    found = planned("--gpu", "24", "--exact", str(model(alone / "m")), "--context", "8192", code=3)
+    (problem,) = found["problems"]
+    assert problem.startswith(
+        "exact-0 is to take requests of 8,192 tokens, and its model was made for 4,096: "
+    )
+    (change,) = (change for change in found["changes"] if change["kind"] == "context")
+    assert change["text"].endswith("--max-model-len 4096")
+
+
+@pytest.mark.parametrize("part", ["nan", "-1", "2", "0"])
+def test_a_share_that_is_none_is_refused(alone: Path, part: str) -> None:
+    model(alone / "m")
+    (alone / "dualgauge.yaml").write_text(
+        "model: m\nengines: [{name: one, tier: fast, kind: vllm, model: ./m, precision: bf16, gpu: 0, "
+        f"args: [--gpu-memory-utilization, '{part}']}}]\n"
+    )
+    result = run("--gpu", "24", "--config", "dualgauge.yaml")
+    assert result.exit_code == 1
+    assert (
+        f"engine `one`: --gpu-memory-utilization {part} in its `args` is no share of a GPU" in result.output
+    )
+
+
+def test_a_folder_without_weights_is_not_taken_for_a_name(alone: Path) -> None:
+    (model(alone / "m") / "model.safetensors").unlink()
+    result = run("--gpu", "24", "--exact", "./m")
+    assert result.exit_code == 1
+    assert result.output == "error: the size of ./m is not known: no safetensors files\n"
+
+
+def test_an_empty_name_is_a_wrong_option() -> None:
+    assert run("--gpu", "24", "--exact", "").exit_code == 2
+
+
+def test_kinds_of_weights_stand_together_where_two_models_have_others(alone: Path) -> None:
+    tied = model(alone / "tied", tie_word_embeddings=True)
+    lines = run("--gpu", "24", "--gpu", "24", "--fast", str(tied), "--exact", str(model(alone / "m"))).output
+    rows = [line.split("│")[0].strip() for line in lines.splitlines()]
+    kinds = [at for at, row in enumerate(rows) if row.startswith("of them")]
+    assert kinds == list(range(kinds[0], kinds[0] + len(kinds)))
