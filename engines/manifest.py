@@ -6,6 +6,7 @@ a signature over the folder tells (`engines.signing`).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -53,7 +54,8 @@ def file_hash(path: Path, hash_: hashlib._Hash, stop: threading.Event | None = N
 def write(folder: Path) -> Path:
     """Write the manifest of what is in the folder now: the last file, whose presence means completeness.
 
-    Raises ManifestError where a file is a link (its target can change without the folder) or cannot be read.
+    Raises ManifestError where a file is a link (its target can change without the folder) or cannot be read,
+    and where the manifest cannot be written; then there is none that is half written.
     """
     links = [name for name in _names(folder) if (folder / name).is_symlink()]
     if links:
@@ -73,9 +75,16 @@ def write(folder: Path) -> Path:
         }
     except (gguf.GGUFError, templates.TemplateError) as error:
         raise ManifestError(str(error)) from error
+    except OSError as error:
+        raise ManifestError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
     beside = folder / f".{NAME}.tmp"
-    beside.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-    return beside.replace(folder / NAME)
+    try:
+        beside.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        return beside.replace(folder / NAME)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise ManifestError(f"{folder / NAME} cannot be written: {error.strerror}") from error
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
@@ -130,8 +139,10 @@ def read(folder: Path) -> dict[str, tuple[int, str]]:
     manifest = _load(folder)
     try:
         return {name: (int(entry["size"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ManifestError(f"{folder / NAME} is not readable: {error!r}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ManifestError(
+            f"{folder / NAME} is no manifest: it needs `files`, and `size` and `sha256` of each"
+        ) from error
 
 
 def _load(folder: Path) -> dict[str, Any]:

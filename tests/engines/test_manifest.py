@@ -79,3 +79,21 @@ def test_writing_again_leaves_the_manifest_itself_out(folder: Path) -> None:
     first = (folder / manifest.NAME).read_bytes()
     manifest.write(folder)
     assert (folder / manifest.NAME).read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{}", '{"files": []}', '{"files": {"a": 1}}', '{"files": {"a": {"size": Infinity, "sha256": "b"}}}'],
+)
+def test_what_is_no_manifest_is_said_to_be_none(folder: Path, text: str) -> None:
+    (folder / manifest.NAME).write_text(text)
+    with pytest.raises(manifest.ManifestError, match=r"manifest\.json is no manifest: it needs `files`"):
+        manifest.problems(folder)
+
+
+def test_a_manifest_that_cannot_be_written_leaves_nothing(folder: Path) -> None:
+    (folder / manifest.NAME).unlink()
+    (folder / manifest.NAME).mkdir()
+    with pytest.raises(manifest.ManifestError, match=r"manifest\.json cannot be written: "):
+        manifest.write(folder)
+    assert [path.name for path in folder.glob(".*")] == []
