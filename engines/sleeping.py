@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 SLEEP_SECONDS = 60.0
 WAKE_SECONDS = 60.0
 LOOK = 0.1
+NO_SLEEP_MODE = (
+    f"has no sleep mode: write {SLEEP_MODE} into its `args`, with which `dualgauge up` starts it with the "
+    "endpoints that this needs"
+)
 
 
 class Sleeper:
@@ -58,10 +62,7 @@ class Sleeper:
             async with asyncio.timeout(seconds), client(self._spec.url) as asking:
                 reply = await asking.post(path, headers=self._headers(), timeout=seconds)
                 if reply.status_code == 404:
-                    raise ProbeError(
-                        f"it has no sleep mode: write {SLEEP_MODE} into the `args` of `{self._spec.name}`, "
-                        "which `dualgauge up` then starts with the endpoints that this needs"
-                    )
+                    raise ProbeError(f"it {NO_SLEEP_MODE}")
                 if reply.status_code != 200:
                     raise ProbeError(f"it would not {what}: {reply.status_code} {reply.text[:200]}")
                 while await self._asleep(asking) is not asleep:

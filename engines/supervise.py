@@ -21,7 +21,7 @@ from engines import device_lock, launch
 from engines.integrity import IntegrityError
 from engines.launch import Child, Command, Launcher, Probe, ProbeError, Proof, Sleep, StartError
 from engines.runfile import UnitState
-from engines.sleeping import Sleeper
+from engines.sleeping import NO_SLEEP_MODE, Sleeper
 from engines.trouble import LogFollower
 
 FIRST_DELAY = 1.0
@@ -172,6 +172,8 @@ class Supervisor:
         """Put it to sleep once nothing runs on it."""
         async with self._operating(name, "ready", "drained") as kept:
             sleeper = self._sleeper(kept)
+            if await sleeper.asleep() is None:  # known before a request had to go elsewhere
+                raise OperationError(f"{name} {NO_SLEEP_MODE}")
             await self._empty(kept, idle)
             try:
                 await sleeper.sleep()

@@ -312,7 +312,7 @@ def test_it_sleeps_and_wakes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "asleep", "why"),
     [
-        ((), True, "it has no sleep mode: write --enable-sleep-mode into the `args` of `exact-0`"),
+        ((), True, "it has no sleep mode: write --enable-sleep-mode into its `args`"),
         (("--enable-sleep-mode", "--sleep-fault", "error"), True, "it would not go to sleep: 500"),
         (("--enable-sleep-mode", "--sleep-fault", "hang"), True, "it did not go to sleep"),
         (("--enable-sleep-mode", "--wake-fault", "error"), False, "it would not wake up: 500"),

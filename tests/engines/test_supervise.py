@@ -415,8 +415,13 @@ def test_a_port_that_another_process_serves_is_not_taken_for_ours(tmp_path: Path
 
 
 class FakeSleeper:
-    def __init__(self, journal: list[str], fault: ProbeError | None = None) -> None:
-        self._journal, self._fault = journal, fault
+    def __init__(
+        self, journal: list[str], fault: ProbeError | None = None, tells: bool | None = False
+    ) -> None:
+        self._journal, self._fault, self._tells = journal, fault, tells
+
+    async def asleep(self) -> bool | None:
+        return self._tells
 
     async def sleep(self) -> None:
         self._journal.append("sleep")
@@ -585,6 +590,20 @@ def test_it_sleeps_when_nothing_runs_and_is_proven_when_it_wakes(world: World) -
     assert world.history("fast-0")[2:] == [
         *("ready", "draining", "asleep", "waking", "ready", "stopping", "stopped"),
     ]
+
+
+def test_one_without_sleep_mode_serves_on_undisturbed(world: World) -> None:
+    async def main() -> None:
+        sleeper: Any = FakeSleeper(world.journal, tells=None)
+        await world.supervisor.start(replace(world.unit(), sleeper=sleeper))
+        world.journal.clear()
+        with pytest.raises(OperationError, match=r"fast-0 has no sleep mode: write --enable-sleep-mode"):
+            await world.supervisor.sleep("fast-0", Requests(world.journal).idle)
+        assert world.journal == []
+        assert world.history("fast-0")[-1] == "ready"
+        await world.supervisor.stop(["fast-0"])
+
+    asyncio.run(main())
 
 
 def test_one_that_does_not_wake_is_started_anew(world: World) -> None:
