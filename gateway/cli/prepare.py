@@ -136,7 +136,7 @@ def check(config: Config, *, listen: str | None) -> None:
         raise Failure("`dualgauge up` needs fixed ports: write a number other than 0 in `listen` and `admin`")
     check_ports(listeners(config, address))
     for spec in config.engines:
-        if spec.binary is not None and not os.access(spec.binary, os.X_OK):
+        if spec.binary is not None and not (Path(spec.binary).is_file() and os.access(spec.binary, os.X_OK)):
             raise Failure(f"engine `{spec.name}`: `binary` {spec.binary} is no program that may be run")
 
 

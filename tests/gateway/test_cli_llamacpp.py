@@ -70,8 +70,13 @@ def test_a_dangerous_template_in_a_gguf_file_is_refused(site: GgufSite) -> None:
     assert not (site.folder / "argv").exists()
 
 
-def test_a_server_that_may_not_be_run_is_told_by_its_path(site: GgufSite) -> None:
-    (site.folder / "llama-server").chmod(0o644)
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_server_that_may_not_be_run_is_told_by_its_path(site: GgufSite, folder: bool) -> None:
+    server = site.folder / "llama-server"
+    server.chmod(0o644)
+    if folder:
+        server.unlink()
+        server.mkdir()
     result = site.run("up")
     assert result.returncode == 1
-    assert f"`binary` {site.folder / 'llama-server'} is no program" in result.stderr
+    assert f"`binary` {server} is no program" in result.stderr
