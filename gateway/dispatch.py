@@ -6,7 +6,7 @@ before its reply, or said that it is overloaded; within `retries.attempts` and t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from engines.fleet import Engine
 from gateway import placement
@@ -42,19 +42,27 @@ class Dispatch:
         "_pool",
         "_read_at",
         "_record",
+        "_unserved",
         "because",
         "connection",
         "engine",
     )
 
     def __init__(
-        self, gateway: Gateway, record: Record, build: Build, read_at: float, past: Past | None = None
+        self,
+        gateway: Gateway,
+        record: Record,
+        build: Build,
+        read_at: float,
+        past: Past | None = None,
+        unserved: Sequence[Engine] = (),
     ) -> None:
         self._gateway = gateway
         self._record = record
         self._build = build
         self._read_at = read_at
         self._past = past
+        self._unserved = unserved
         self._pool: Pool | None = None
         self.because = ""
         self.engine: Engine | None = None
@@ -69,7 +77,7 @@ class Dispatch:
         fleet = gateway.fleet
         gateway.budget.request()
         last: GatewayError | None = None
-        tried: list[Engine] = []
+        tried = [*self._unserved]
         for step in placement.steps(decision, fleet, tenant, self._past):
             if step.wait:
                 started = gateway.clock()
@@ -77,7 +85,7 @@ class Dispatch:
                 ended = gateway.clock()
                 record.queue_seconds += ended - started
                 record.waits += (Wait(step.tier, started, ended),)
-                tried.clear()
+                tried[:] = self._unserved
             while (engine := self._pick(step.tier, tried)) is not None:
                 try:
                     connection = await self.ask(engine)

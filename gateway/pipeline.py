@@ -362,17 +362,31 @@ class Exchange:
         return names[request.model]
 
     def _anywhere(self) -> Decision:
-        """Counting tokens needs the model, whatever its precision: the pinned tier, else a ready one."""
+        """Counting tokens needs the model, whatever its precision: the pinned tier, else a ready one. Raises
+        RouteNotFound where no engine counts."""
         assert self._request is not None
         assert self._tenant is not None
         tier = self._model(self._request, self._tenant)
-        hash_ = self._snapshot.policy.hash
+        hash_, fleet = self._snapshot.policy.hash, self._gateway.fleet
+        filled = [t for t, some in fleet.tiers.items() if some]
+        counting = [t for t in filled if any(map(self._serves, fleet.tiers[t]))]
+        if (filled and not counting) or (tier in filled and tier not in counting):
+            raise RouteNotFound(f"no engine of `{self._request.model}` has {self._client.path}")
         if tier is not None:
             return pinned(tier, hash_)
-        tiers = [t for t in self._gateway.config.tiers if self._tenant.may_use(t)]
-        ready = [t for t in tiers if self._gateway.fleet.pick(t) is not None]
-        first = (ready or tiers or list(self._gateway.config.tiers))[0]
+        tiers = [t for t in counting if self._tenant.may_use(t)]
+        ready = [t for t in tiers if fleet.pick(t, self._unserved()) is not None]
+        first = (ready or tiers or counting or list(fleet.tiers))[0]
         return Decision(first, "any tier", Contract("fail"), hash_)
+
+    def _serves(self, engine: Engine) -> bool:
+        return engine.spec.kind not in self._endpoint.unserved
+
+    def _unserved(self) -> list[Engine]:
+        """Engines that do not know what is asked."""
+        if not self._endpoint.unserved:
+            return []
+        return [engine for engine in self._gateway.fleet.by_name.values() if not self._serves(engine)]
 
     # reserve
 
@@ -417,7 +431,12 @@ class Exchange:
         ):
             past = Past(self._holder, self._facts, self._sample)
         self._dispatch = dispatch = Dispatch(
-            self._gateway, self.record, self._builder(path, decision.priority), self._read_at, past
+            self._gateway,
+            self.record,
+            self._builder(path, decision.priority),
+            self._read_at,
+            past,
+            self._unserved(),
         )
         engine, _ = await dispatch.place(decision, self._tenant)
         if past is not None:

@@ -32,21 +32,24 @@ DIALECTS: Mapping[str, Dialect] = {d.name: d for d in (CHAT, COMPLETIONS, RESPON
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """`generate` is routed by the policy and limited; `count` is free and asks any engine of the model;
-    `stored` names a reply that one engine holds; the others the gateway answers itself."""
+    `stored` names a reply that one engine holds; the others the gateway answers itself. Engines of the kinds
+    `unserved` do not have it, or not in this shape."""
 
     kind: Kind
     dialect: Dialect
+    unserved: frozenset[str] = frozenset()
 
 
+_HOSTED = frozenset({"hosted"})
 ENDPOINTS: Mapping[tuple[str, str], Endpoint] = {
     ("POST", "/v1/chat/completions"): Endpoint("generate", CHAT),
     ("POST", "/v1/completions"): Endpoint("generate", COMPLETIONS),
     ("POST", "/v1/responses"): Endpoint("generate", RESPONSES),
     ("POST", "/v1/embeddings"): Endpoint("generate", EMBEDDINGS),
     ("POST", "/v1/messages"): Endpoint("generate", MESSAGES),
-    ("POST", "/v1/messages/count_tokens"): Endpoint("count", MESSAGES),
-    ("POST", "/tokenize"): Endpoint("count", TOKENS),
-    ("POST", "/detokenize"): Endpoint("count", TOKENS),
+    ("POST", "/v1/messages/count_tokens"): Endpoint("count", MESSAGES, _HOSTED),
+    ("POST", "/tokenize"): Endpoint("count", TOKENS, _HOSTED | {"llama.cpp"}),
+    ("POST", "/detokenize"): Endpoint("count", TOKENS, _HOSTED | {"llama.cpp"}),
     ("GET", "/v1/responses/{id}"): Endpoint("stored", RESPONSES),
     ("POST", "/v1/responses/{id}/cancel"): Endpoint("stored", RESPONSES),
     ("GET", "/v1/models"): Endpoint("models", CHAT),
