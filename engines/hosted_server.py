@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Message]]
@@ -293,6 +293,11 @@ def _end_with_input() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def _give_up(why: str) -> NoReturn:
+    print(why, file=sys.stderr, flush=True)
+    os._exit(1)  # an orderly end would wait for the thread that reads
+
+
 def main(socket: str) -> None:
     settings = json.loads(sys.stdin.buffer.readline())
     _end_with_input()
@@ -304,6 +309,10 @@ def main(socket: str) -> None:
     litellm.telemetry = False
     litellm.turn_off_message_logging = True
     fixed = {name: value for name, value in settings.items() if value is not None}
+    try:
+        litellm.get_llm_provider(fixed["model"], api_base=fixed.get("api_base"))
+    except litellm.exceptions.BadRequestError:  # else every client has it, as a 400
+        _give_up(f"LiteLLM knows no provider of `{fixed['model']}`: https://docs.litellm.ai/docs/providers")
     # One owner of retries: the gateway.
     fixed |= {"num_retries": 0, "max_retries": 0}
     # Not every provider of OpenAI's API has its newer endpoint, /v1/responses.

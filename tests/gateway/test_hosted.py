@@ -428,6 +428,20 @@ def test_no_process_outlives_a_gateway_that_is_killed(tmp_path: Path) -> None:
             time.sleep(0.05)
 
 
+def test_a_provider_that_the_sdk_does_not_know_is_told_at_the_start(tmp_path: Path) -> None:
+    settings = {"model": "frobnicate/x", "api_key": KEY, "api_base": "http://127.0.0.1:1/v1", "timeout": 60}
+    command = [sys.executable, "-P", "-m", "engines.hosted_server", str(tmp_path / "s.sock")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stderr=pipe, env=hosted.environment({})) as child:
+        assert child.stdin is not None
+        assert child.stderr is not None
+        child.stdin.write(json.dumps(settings).encode() + b"\n")
+        child.stdin.flush()  # its end would end the process
+        said = child.stderr.read()
+        assert child.wait(LOADING) == 1
+    assert said.startswith(b"LiteLLM knows no provider of `frobnicate/x`: ")
+
+
 def test_the_gateway_itself_never_loads_the_sdk(tmp_path: Path) -> None:
     file = {"model": "m", "policy": "default", "engines": [hosted_part(FakeEngine(), url="http://h:1")]}
     code = (
