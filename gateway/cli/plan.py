@@ -12,6 +12,8 @@ import click
 from gateway.cli.chosen import HERE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engines.checkpoint import Facts
     from engines.hardware import Gpu, Machine
     from engines.plan import Plan
@@ -106,7 +108,7 @@ def plan_command(
         elif file is not None or (HERE.exists() and not gpus):
             found = _configured(file, machine, asked)
         else:
-            found, reasons = _chosen(machine)
+            found, reasons = _chosen(machine, asked)
         _show(found, reasons, as_json)
 
 
@@ -174,14 +176,9 @@ def _configured(file: Path | None, machine: Machine, asked: Asked) -> Plan:
     from engines import plan
     from gateway.cli.prepare import load
 
-    limits = _cache(asked)
-    if asked.context:
-        limits += ("--max-model-len", str(asked.context))
-    if asked.sequences:
-        limits += ("--max-num-seqs", str(asked.sequences))
     config = load(file)
     engines = config.engines
-    specs = [replace(spec, args=(*spec.args, *limits)) for spec in engines if spec.kind == "vllm"]
+    specs = _limited([spec for spec in engines if spec.kind == "vllm"], asked)
     swap = None if config.swap is None else config.swap.tier
     found = plan.arrange(specs, machine, local_facts, swap)
     left = [spec.name for spec in engines if spec.kind != "vllm"]
@@ -189,7 +186,17 @@ def _configured(file: Path | None, machine: Machine, asked: Asked) -> Plan:
     return replace(found, notes=(*found.notes, note)) if left else found
 
 
-def _chosen(machine: Machine) -> tuple[Plan, tuple[str, ...]]:
+def _limited(specs: Sequence[EngineSpec], asked: Asked) -> list[EngineSpec]:
+    """The engines with the limits that are asked for instead of their own."""
+    limits = _cache(asked)
+    if asked.context:
+        limits += ("--max-model-len", str(asked.context))
+    if asked.sequences:
+        limits += ("--max-num-seqs", str(asked.sequences))
+    return [replace(spec, args=(*spec.args, *limits)) for spec in specs]
+
+
+def _chosen(machine: Machine, asked: Asked) -> tuple[Plan, tuple[str, ...]]:
     """The configuration that `up` would write for these GPUs, and why it is as it is."""
     from engines import plan
     from engines.choice import choose
@@ -198,7 +205,8 @@ def _chosen(machine: Machine) -> tuple[Plan, tuple[str, ...]]:
 
     choice = choose(machine.gpus)
     text = starter(choice, (8101, 8102), listen="127.0.0.1:8080", admin="127.0.0.1:8081")
-    return plan.arrange(parse(text, HERE, {}).engines, machine, local_facts), choice.reasons
+    specs = _limited(parse(text, HERE, {}).engines, asked)
+    return plan.arrange(specs, machine, local_facts), choice.reasons
 
 
 def _show(found: Plan, reasons: tuple[str, ...], as_json: bool) -> None:

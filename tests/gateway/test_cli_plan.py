@@ -249,6 +249,13 @@ def test_a_folder_without_weights_is_not_taken_for_a_name(alone: Path) -> None:
     assert result.output == "error: the size of ./m is not known: no safetensors files\n"
 
 
+def test_limits_hold_for_the_pair_that_up_would_choose_too() -> None:
+    found = planned("--gpu", "24", "--context", "4096", "--sequences", "8", "--kv-cache-dtype", "fp8")
+    for engine in found["engines"]:
+        assert (engine["max_model_len"], engine["max_num_seqs"]) == (4096, 8)
+        assert "--kv-cache-dtype fp8" in engine["flags"]
+
+
 def test_an_empty_name_is_a_wrong_option() -> None:
     assert run("--gpu", "24", "--exact", "").exit_code == 2
 
