@@ -1,7 +1,8 @@
-"""Finds an engine that begins a reply: picks, asks, and before the first byte of a reply may ask again.
+"""Finds an engine that begins a reply: picks, asks, and before a reply has begun may ask again.
 
 The one owner of retries. A request is sent once more only where the engine has seen nothing of it, broke off
-before its reply, or said that it is overloaded; within `retries.attempts` and the budget.
+before its reply, or said that it is overloaded; within `retries.attempts` and the budget. A stream begins
+with the first byte after its head.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Dispatch:
         return self._record.attempts < gateway.config.retries.attempts and gateway.budget.take()
 
     async def ask(self, engine: Engine) -> Connection:
-        """Send the request to one engine and wait for the head of its reply.
+        """Send the request to one engine and wait until its reply begins.
 
         Raises ConnectFailed, LostEarly, EngineBroke, EngineTimeout; nothing is held then.
         """
@@ -174,7 +175,7 @@ class Dispatch:
             if self._read_at:
                 gateway.metrics.overhead(record.asked - self._read_at)
         connection.start(payload, limits)
-        while not connection.headed:
+        while not connection.begun:
             await connection.wait()
             connection.check()
         return connection

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ HIGH_WATER = 256 * 1024
 IDLE_SECONDS = 3.0
 LAST_INFORMATIONAL = 199
 HEAD_LIMIT = 64 * 1024
+EVENTS = re.compile(rb"text/event-stream", re.IGNORECASE)
 MAX_IDLE = 1024
 # Deadlines are at least so far apart, in seconds: one look finds all that are over.
 TICK = 0.005
@@ -42,7 +44,7 @@ class ConnectTimeout(ConnectFailed):
 
 
 class LostEarly(Exception):
-    """The connection ended before the first byte of a reply. `reused`: it had been idle in the pool."""
+    """The connection ended before a reply had begun. `reused`: it had been idle, and nothing came."""
 
     def __init__(self, message: str, *, reused: bool) -> None:
         super().__init__(message)
@@ -154,6 +156,7 @@ class Connection(asyncio.Protocol):
         self.headed = False
         self.complete = False
         self.flowing = False
+        self.streams = False
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
 
@@ -225,6 +228,7 @@ class Connection(asyncio.Protocol):
             self._skip = True
             return
         self.headed = True
+        self.streams = any(name == b"content-type" and EVENTS.match(value) for name, value in self.headers)
 
     def on_body(self, body: bytes) -> None:
         self.flowing = True
@@ -315,9 +319,15 @@ class Connection(asyncio.Protocol):
             assert self._limits is not None
             raise TimedOut(self.timed_out, getattr(self._limits, self.timed_out), started=self.started)
         if self.lost or self._broken:
-            if self.started:
+            if self._broken or self.flowing or (self.started and not self.streams):
                 raise LostLate(self._broken or "the engine closed the connection inside its reply")
-            raise LostEarly("the engine closed the connection before its reply", reused=self.reused)
+            reused = self.reused and not self.started
+            raise LostEarly("the engine closed the connection before its reply", reused=reused)
+
+    @property
+    def begun(self) -> bool:
+        """Whether some of the reply is there. A stream's head does not count: engines send it first."""
+        return self.flowing or self.complete or (self.headed and not self.streams)
 
     @property
     def reusable(self) -> bool:
@@ -333,7 +343,7 @@ class Connection(asyncio.Protocol):
         self._chunks = []
         self._size = self._head_size = 0
         self._dirty = self._skip = self._keep_alive = self._between_chunks = False
-        self.started = self.headed = self.complete = self.flowing = False
+        self.started = self.headed = self.complete = self.flowing = self.streams = False
         self.timed_out = None
         self.status = 0
         self.headers = []

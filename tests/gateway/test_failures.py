@@ -203,6 +203,20 @@ async def test_another_engine_is_tried_first_where_one_breaks_off(tmp_path: Path
         assert "x-dualgauge-degraded" not in answer.headers
 
 
+@pytest.mark.parametrize("end", ["reset", "close"])
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+async def test_a_stream_that_breaks_off_after_its_head_is_asked_of_another(
+    tmp_path: Path, shape: Shape, end: str
+) -> None:
+    """Engines send the head of a stream before they work on it."""
+    bad, good = FakeEngine(stream(end=end)), FakeEngine(stream(shape.stream))
+    async with engines(bad, good), serving(tmp_path, {"fast": [bad, good]}) as served:
+        answer = await ask(served.port, shape.path, shape.ask(stream=True))
+        assert (answer.status, answer.complete) == (200, True)
+        assert answer.headers["x-dualgauge-engine"] == "fast-1"
+        assert (bad.generations, good.generations) == (1, 1)
+
+
 async def test_a_reply_that_has_begun_is_not_asked_again(tmp_path: Path) -> None:
     async def half_a_head(exchange: Any) -> None:
         exchange.raw(b"HTTP/1.1 200 OK\r\ncontent-ty")
