@@ -1,4 +1,4 @@
-"""Dualgauge as a Ray Serve application: gateways behind Serve's proxies, engines where Ray finds room.
+"""Dualgauge as a Ray Serve application: gateways behind Serve's HAProxy, engines where Ray finds room.
 
 Ray places replicas, replaces those that die, scales them and rolls them out. Requests do not go through it: a
 gateway asks an engine over HTTP as it does everywhere, so that streams, cancels, retries, health and limits

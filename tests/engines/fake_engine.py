@@ -90,6 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         elif path == "/v1/completions":
             self.reply(200, {"choices": [{"text": self.say(body["prompt"])}], "usage": usage(1)})
         else:
+            time.sleep(self.options.pace)
             message = {"role": "assistant", "content": self.say(body["messages"][-1]["content"])}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             self.reply(200, {"choices": [choice], "usage": usage(1)})
@@ -179,7 +180,9 @@ def main() -> int:
     parser.add_argument("--stubborn", action="store_true", help="ignore SIGTERM")
     parser.add_argument("--say", default=None, help="log this line")
     parser.add_argument("--answer", default=None, help="what it says to everything")
-    parser.add_argument("--pace", type=float, default=0.0, help="seconds before each streamed token")
+    parser.add_argument(
+        "--pace", type=float, default=0.0, help="seconds before each token of a stream, or a chat"
+    )
     parser.add_argument("--shift", type=int, default=0, help="tokenize otherwise")
     parser.add_argument("--length", type=int, default=4096, help="its longest request, tokens")
     parser.add_argument("--blocks", type=int, default=None, help="of its KV cache, of 16 tokens")

@@ -1,4 +1,5 @@
-"""A Ray of a test's own, on ports of its own, with Serve; told what to do over the dashboard's HTTP API."""
+"""A Ray of a test's own, on ports of its own, with Serve behind its HAProxy; told what to do over the
+dashboard's HTTP API."""
 
 from __future__ import annotations
 
@@ -6,8 +7,11 @@ import contextlib
 import importlib.util
 import json
 import os
+import random
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -33,15 +37,16 @@ needs_ray = pytest.mark.skipif(
 
 
 class Cluster:
-    """One node. `port` is where Serve's proxy listens."""
+    """One node. `port` is where Serve's HAProxy listens."""
 
     def __init__(self, folder: Path, config: Path, env: Mapping[str, str], cpus: int) -> None:
         self.folder = folder
-        self.port = free_port()
+        self.port = lasting_port()
         self._dashboard = free_port()
         self._config = config
         self._mark = uuid.uuid4().hex
-        self._env = {**os.environ, "PYTHONPATH": f"{FOLDER}:{ROOT}", MARK: self._mark, **env}
+        own = {"PYTHONPATH": f"{FOLDER}:{ROOT}", MARK: self._mark}
+        self._env = {**os.environ, **shipped(), **proxy(folder), **own, **env}
         self._process = self._start(cpus)
 
     def _start(self, cpus: int) -> subprocess.Popen[bytes]:
@@ -130,6 +135,37 @@ class Cluster:
                 if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
         return found
+
+
+def lasting_port() -> int:
+    """A free port that no outgoing connection takes in the half minute before Serve does."""
+    for port in random.sample(range(22000, 30000), 1000):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port from 22000 to 29999 is free")
+
+
+def shipped() -> dict[str, str]:
+    """What deploy/ray/serve.env sets."""
+    lines = shlex.split((FOLDER / "serve.env").read_text(), comments=True)
+    return dict(line.split("=", 1) for line in lines)
+
+
+def proxy(folder: Path) -> dict[str, str]:
+    """Ports and files of its own for Serve's HAProxy, which puts the files into a folder for the node."""
+    ports = ["HAPROXY_METRICS", "HAPROXY_STATS", "FALLBACK_PROXY_HTTP", "FALLBACK_PROXY_GRPC"]
+    files = {
+        "CONFIG_FILE_LOC": "haproxy.cfg",
+        "SOCKET_PATH": "admin.sock",
+        "METRICS_SOCKET_PATH": "metrics.sock",
+        "SERVER_STATE_BASE": ".",
+        "SERVER_STATE_FILE": "state",
+    }
+    return {
+        **{f"RAY_SERVE_{name}_PORT": str(lasting_port()) for name in ports},
+        **{f"RAY_SERVE_HAPROXY_{name}": str(folder / file) for name, file in files.items()},
+    }
 
 
 def wait(what: str, condition: Callable[[], bool], seconds: float = 120) -> None:
