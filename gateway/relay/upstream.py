@@ -156,7 +156,6 @@ class Connection(asyncio.Protocol):
         self.headed = False
         self.complete = False
         self.flowing = False
-        self.streams = False
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
 
@@ -228,7 +227,6 @@ class Connection(asyncio.Protocol):
             self._skip = True
             return
         self.headed = True
-        self.streams = any(name == b"content-type" and EVENTS.match(value) for name, value in self.headers)
 
     def on_body(self, body: bytes) -> None:
         self.flowing = True
@@ -319,7 +317,7 @@ class Connection(asyncio.Protocol):
             assert self._limits is not None
             raise TimedOut(self.timed_out, getattr(self._limits, self.timed_out), started=self.started)
         if self.lost or self._broken:
-            if self._broken or self.flowing or (self.started and not self.streams):
+            if self._broken or self.flowing or (self.started and not self._streams):
                 raise LostLate(self._broken or "the engine closed the connection inside its reply")
             reused = self.reused and not self.started
             raise LostEarly("the engine closed the connection before its reply", reused=reused)
@@ -327,7 +325,11 @@ class Connection(asyncio.Protocol):
     @property
     def begun(self) -> bool:
         """Whether some of the reply is there. A stream's head does not count: engines send it first."""
-        return self.flowing or self.complete or (self.headed and not self.streams)
+        return self.flowing or self.complete or (self.headed and not self._streams)
+
+    @property
+    def _streams(self) -> bool:
+        return any(name == b"content-type" and EVENTS.match(value) for name, value in self.headers)
 
     @property
     def reusable(self) -> bool:
@@ -343,7 +345,7 @@ class Connection(asyncio.Protocol):
         self._chunks = []
         self._size = self._head_size = 0
         self._dirty = self._skip = self._keep_alive = self._between_chunks = False
-        self.started = self.headed = self.complete = self.flowing = self.streams = False
+        self.started = self.headed = self.complete = self.flowing = False
         self.timed_out = None
         self.status = 0
         self.headers = []
