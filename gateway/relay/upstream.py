@@ -442,7 +442,9 @@ class Pool:
         except TimeoutError as exc:
             raise ConnectTimeout(f"no connection to {address.authority} within {seconds:g} s") from exc
         except (OSError, ssl.SSLError) as exc:
-            raise ConnectFailed(f"cannot connect to {address.uds or address.authority}: {exc}") from exc
+            # Clients see this: a path of this machine is none of their business.
+            place = address.authority if address.uds is None else "its socket"
+            raise ConnectFailed(f"cannot connect to {place}: {exc}") from exc
         return connection
 
     def release(self, connection: Connection) -> None:
