@@ -43,6 +43,9 @@ UNUSUAL = GIB
 LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 _SCALED = ("--hf-overrides", "--rope-scaling")
 """Options that may give a model other positions than its config.json has."""
+_NUMBERS = ("--max-num-batched-tokens", "--max-num-seqs", "--max-model-len", "--block-size")
+_AUTO = ("auto", "-1")
+"""With which vLLM finds the longest request itself."""
 
 
 class PlanError(Exception):
@@ -181,8 +184,17 @@ def facts_of(model: str, folder: Path | None) -> Facts:
 
 
 def settings(spec: EngineSpec, gpu: Gpu | None) -> Settings:
-    """What the engine's arguments say, filled up with vLLM's own defaults for this GPU, or for the CPU."""
+    """What the engine's arguments say, filled up with vLLM's own defaults for this GPU, or for the CPU.
+
+    Raises PlanError where one of them is no number.
+    """
     args = spec.args
+    for name in _NUMBERS:
+        given = flags.option(args, name)
+        if given is not None and flags.number(args, name) is None and given not in _AUTO:
+            raise PlanError(
+                f"engine `{spec.name}`: {name} {given} in its `args` is no number: write 4096, say"
+            )
     usual = CPU_WORK if gpu is None else overhead.defaults(gpu.visible, gpu.name)
     cached = flags.option(args, "--kv-cache-dtype") or "auto"
     wide = 4 if flags.option(args, "--dtype") in ("float32", "float") else 2

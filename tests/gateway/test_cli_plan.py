@@ -242,6 +242,19 @@ def test_a_share_that_is_none_is_refused(alone: Path, part: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "args", [["--max-model-len", "abc"], ["--max-num-seqs=0"], ["--block-size", "-5"], ["--max-model-len"]]
+)
+def test_an_argument_that_is_no_number_is_refused(alone: Path, args: list[str]) -> None:
+    model(alone / "m")
+    engine = {"name": "one", "tier": "fast", "kind": "vllm", "model": "./m", "precision": "bf16", "gpu": 0}
+    (alone / "dualgauge.yaml").write_text(json.dumps({"model": "m", "engines": [{**engine, "args": args}]}))
+    result = run("--gpu", "24", "--config", "dualgauge.yaml")
+    assert result.exit_code == 1
+    name = args[0].partition("=")[0]
+    assert f"error: engine `one`: {name} in its `args` is no number above 0, but `" in result.output
+
+
 def test_a_folder_without_weights_is_not_taken_for_a_name(alone: Path) -> None:
     (model(alone / "m") / "model.safetensors").unlink()
     result = run("--gpu", "24", "--exact", "./m")
