@@ -192,9 +192,7 @@ def settings(spec: EngineSpec, gpu: Gpu | None) -> Settings:
     for name in _NUMBERS:
         given = flags.option(args, name)
         if given is not None and flags.number(args, name) is None and given not in _AUTO:
-            raise PlanError(
-                f"engine `{spec.name}`: {name} {given} in its `args` is no number: write 4096, say"
-            )
+            raise PlanError(f"engine `{spec.name}`: {name} in its `args` is no number above 0, but `{given}`")
     usual = CPU_WORK if gpu is None else overhead.defaults(gpu.visible, gpu.name)
     cached = flags.option(args, "--kv-cache-dtype") or "auto"
     wide = 4 if flags.option(args, "--dtype") in ("float32", "float") else 2
