@@ -6,6 +6,7 @@ No tensor is read: a header names each tensor's type, shape and place, and the p
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 from collections import Counter
@@ -24,6 +25,16 @@ INDEX = "model.safetensors.index.json"
 MAX_HEADER = 100_000_000
 """Bytes; the limit of the safetensors library."""
 _FLOAT32 = "F32"
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E5M2FNUZ", "F8_E4M3FNUZ"), 8),
+    **dict.fromkeys(("I8", "U8", "BOOL"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+"""Of an element, by type."""
 _MOST_SCALED = 1024
 _NOT_HELD = ("rotary_emb.inv_freq", "masked_bias")
 
@@ -208,19 +219,35 @@ def header(path: Path) -> dict[str, tuple[str, int]]:
             if not 2 <= length <= min(MAX_HEADER, whole - 8):
                 raise CheckpointError(f"{path} is no safetensors file: its header would be {length:,} bytes")
             entries = json.loads(file.read(length))
-            found = {}
-            for name, tensor in entries.items():
-                if name == "__metadata__":
-                    continue
-                start, end = tensor["data_offsets"]
-                if not 0 <= start <= end <= whole - 8 - length:
-                    raise CheckpointError(f"{path} is cut short: `{name}` ends after the file does")
-                found[name] = (str(tensor["dtype"]), end - start)
-            return found
+            entries.pop("__metadata__", None)
+            return _tensors_of(path, entries, whole - 8 - length)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} has a broken safetensors header: {error!r}") from None
+
+
+def _tensors_of(path: Path, entries: Mapping[str, Any], size: int) -> dict[str, tuple[str, int]]:
+    """Name -> type and bytes, of tensors that fill the `size` bytes behind a header one after the other.
+
+    The rules are those of the format: https://github.com/huggingface/safetensors#format
+    """
+    found, at = {}, 0
+    for name, tensor in sorted(entries.items(), key=lambda entry: entry[1]["data_offsets"]):
+        start, end = tensor["data_offsets"]
+        type_, shape = str(tensor["dtype"]), tensor["shape"]
+        if type_ not in _BITS:
+            raise CheckpointError(f"{path}: `{name}` has the type `{type_}`, which safetensors does not know")
+        if end > size:
+            raise CheckpointError(f"{path} is cut short: `{name}` ends after the file does")
+        if start != at or end < start:
+            raise CheckpointError(f"{path}: `{name}` does not begin where the tensor before it ends")
+        if math.prod(shape) * _BITS[type_] != (end - start) * 8:
+            raise CheckpointError(f"{path}: `{name}` of {type_} {shape} does not take {end - start:,} bytes")
+        found[name], at = (type_, end - start), end
+    if at != size:
+        raise CheckpointError(f"{path} has {size - at:,} bytes that belong to no tensor")
+    return found
 
 
 def _kind(name: str) -> str:

@@ -233,6 +233,35 @@ def test_a_broken_safetensors_file_is_named(
     assert f"{path / 'model.safetensors'} {complaint}" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("tensors", "complaint"),
+    [
+        ({"a": ("Q4", [4], 0, 4)}, "`a` has the type `Q4`"),
+        (
+            {"a": ("U8", [4], 0, 4), "b": ("U8", [3], 3, 6)},
+            "`b` does not begin where the tensor before it ends",
+        ),
+        ({"a": ("U8", [4], 1, 5)}, "`a` does not begin where"),
+        ({"a": ("BF16", [4], 0, 4)}, "`a` of BF16 [4] does not take 4 bytes"),
+        ({"a": ("U8", [4], 0, 4)}, "has 4 bytes that belong to no tensor"),
+    ],
+    ids=["type", "overlap", "hole", "shape", "rest"],
+)
+def test_tensors_fill_a_safetensors_file_one_after_the_other(
+    folder: Callable[..., Path], tensors: Mapping[str, tuple[str, list[int], int, int]], complaint: str
+) -> None:
+    entries = {
+        name: {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+        for name, (kind, shape, start, end) in tensors.items()
+    }
+    text = json.dumps(entries).encode()
+    path = folder()
+    (path / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    with pytest.raises(CheckpointError) as caught:
+        read(path)
+    assert complaint in str(caught.value)
+
+
 @given(content=st.binary(max_size=64))
 def test_whatever_a_file_holds_it_is_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, content: bytes
