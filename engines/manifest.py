@@ -54,10 +54,13 @@ def file_hash(path: Path, hash_: hashlib._Hash, stop: threading.Event | None = N
 def write(folder: Path) -> Path:
     """Write the manifest of what is in the folder now: the last file, whose presence means completeness.
 
-    Raises ManifestError where a file is a link (its target can change without the folder) or cannot be read,
-    and where the manifest cannot be written; then there is none that is half written.
+    Raises ManifestError where there is no file, one is a link (its target can change without the folder) or
+    cannot be read, and where the manifest cannot be written; then there is none that is half written.
     """
-    links = [name for name in _names(folder) if (folder / name).is_symlink()]
+    names = list(_names(folder))
+    if not names:
+        raise ManifestError(f"{folder} holds no files: a manifest of nothing would vouch for nothing")
+    links = [name for name in names if (folder / name).is_symlink()]
     if links:
         raise ManifestError(
             f"{folder}: {links[0]} is a link; copy the files themselves first: cp -rL FROM TO"
@@ -67,7 +70,7 @@ def write(folder: Path) -> Path:
             "version": VERSION,
             "files": {
                 name: {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
-                for name in _names(folder)
+                for name in names
             },
             "chat_templates": {
                 name: {"sha256": _digest(text), "text": text} for name, text in chat_templates(folder).items()

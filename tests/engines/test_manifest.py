@@ -28,6 +28,12 @@ def test_sha256_is_that_of_the_bytes(folder: Path) -> None:
     assert manifest.read(folder)["config.json"] == (2, digest)
 
 
+def test_nothing_has_no_manifest(tmp_path: Path) -> None:
+    with pytest.raises(manifest.ManifestError, match="holds no files"):
+        manifest.write(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def _flip(folder: Path) -> None:
     (folder / "weights" / "a.safetensors").write_bytes(b"\x00" * 99 + b"\x01")
 
