@@ -144,8 +144,10 @@ def _known(spec: EngineSpec) -> Facts:
     from gateway.cli.failures import Failure
     from policies.document import nearest
 
-    facts = local_facts(spec)
     asked = spec.model or ""
+    if _is_gguf(asked):
+        raise Failure(f"{asked} is GGUF, for llama.cpp: `plan` knows what vLLM takes, of safetensors")
+    facts = local_facts(spec)
     if facts.weights is None and Path(asked).is_dir():
         raise Failure(f"the size of {asked} is not known: {facts.unknown}")
     if facts.weights is None:
@@ -157,6 +159,17 @@ def _known(spec: EngineSpec) -> Facts:
             "safetensors files"
         )
     return facts
+
+
+def _is_gguf(model: str) -> bool:
+    from engines import home
+
+    place = Path(model).expanduser()
+    if model.startswith(home.DEMO_PREFIX):
+        place = home.models(home.data_home()) / model.removeprefix(home.DEMO_PREFIX)
+    return model.endswith((".gguf", "-gguf")) or (
+        any(place.glob("*.gguf")) and not any(place.glob("*.safetensors"))
+    )
 
 
 def local_facts(spec: EngineSpec) -> Facts:

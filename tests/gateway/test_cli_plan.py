@@ -255,6 +255,17 @@ def test_an_argument_that_is_no_number_is_refused(alone: Path, args: list[str]) 
     assert f"error: engine `one`: {name} in its `args` is no number above 0, but `" in result.output
 
 
+@pytest.mark.parametrize("name", ["g/m.gguf", "./g", "demo/smollm2-135m-gguf"])
+def test_a_gguf_model_is_not_planned_as_vllms(alone: Path, name: str) -> None:
+    (alone / "g").mkdir()
+    (alone / "g" / "m.gguf").write_bytes(b"GGUF")
+    result = run("--gpu", "24", "--fast", name)
+    assert result.exit_code == 1
+    assert result.output == (
+        f"error: {name} is GGUF, for llama.cpp: `plan` knows what vLLM takes, of safetensors\n"
+    )
+
+
 def test_a_folder_without_weights_is_not_taken_for_a_name(alone: Path) -> None:
     (model(alone / "m") / "model.safetensors").unlink()
     result = run("--gpu", "24", "--exact", "./m")
