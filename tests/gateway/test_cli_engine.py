@@ -234,7 +234,7 @@ def test_an_engine_that_wakes_badly_is_restarted(site: Site, fault: str, why: st
         (("restart", "fast-9"), "no engine `fast-9` runs here: fast-0, exact-0"),
         (("wake", "fast-0"), "fast-0 is ready; this needs one that is asleep"),
         (("resume", "fast-0"), "fast-0 is ready; this needs one that is drained"),
-        (("sleep", "exact-0"), "write --enable-sleep-mode into the `args` of `exact-0`"),
+        (("sleep", "exact-0"), "exact-0 has no sleep mode: write --enable-sleep-mode into its `args`"),
     ],
 )
 def test_what_cannot_be_done_says_why(running: Site, order: tuple[str, ...], said: str) -> None:
