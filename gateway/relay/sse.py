@@ -116,8 +116,10 @@ class Tap:
         kept: list[bytes] = []
         for event in split_events(data):
             if USAGE_KEY in event and self._is_injected(event):
-                continue
-            kept.append(event)
+                # Line ends before it, of a blank line that came in parts, are not of what was injected.
+                kept.append(event[: len(event) - len(event.lstrip(b"\r\n"))])
+            else:
+                kept.append(event)
         return b"".join(kept)
 
     def _is_injected(self, event: bytes) -> bool:

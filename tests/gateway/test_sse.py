@@ -1,7 +1,7 @@
 """The tap alone: a stream cut anywhere passes unchanged, an injected usage chunk is read and taken out."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.relay.sse import HOLD_LIMIT, Tap, Usage, boundary
@@ -199,6 +199,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(PIECES, max_size=12), st.lists(st.integers(0, 3000)), st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
+@example([b"data:\n\n", b"\n\n", USAGE], [11], True, True)
 def test_any_stream_in_any_parts(pieces: list[bytes], cuts: list[int], strip: bool, dos: bool) -> None:
     whole = b"".join(pieces)
     expected = b"".join(p for p in pieces if p != USAGE) if strip else whole
