@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import random
 import statistics
 import subprocess
@@ -30,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 
 from gateway.config import LogsPart
-from gateway.server import THREAD_SECONDS
+from gateway.server import settle
 from gateway.telemetry.logs import configure
 
 COLLECTOR = """
@@ -115,10 +114,7 @@ async def serve(name: str, folder: Path, port: int) -> None:
     variant = Variant(name, folder, port)
     await variant.request(500)
     await variant.token(5_000)
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)  # as `gateway.server.run`
-    sys.setswitchinterval(THREAD_SECONDS)
+    settle()
     for line in sys.stdin:
         requests, tokens = map(int, line.split())
         # Whoever comes behind another finds that one's data in the caches.

@@ -30,5 +30,12 @@ def models(home: Path) -> Path:
     return home / "models"
 
 
+def made(model: str, env: Mapping[str, str] = os.environ) -> Path | None:
+    """Where a model is, or would be, that is made on this machine; None for the name of another."""
+    if not model.startswith(DEMO_PREFIX):
+        return None
+    return models(data_home(env)) / model.removeprefix(DEMO_PREFIX)
+
+
 def logs(home: Path) -> Path:
     return home / "logs"

@@ -26,8 +26,9 @@ def folder(model: str, env: Mapping[str, str] = os.environ) -> Path | None:
     """Where a model is, or would be, that is given as a folder, of the demo or by its hub name."""
     if Path(model).is_absolute():
         return Path(model)
-    if model.startswith(home.DEMO_PREFIX):
-        return home.models(home.data_home(env)) / model.removeprefix(home.DEMO_PREFIX)
+    made = home.made(model, env)
+    if made is not None:
+        return made
     if model.count("/") != 1:
         return None
     cached = _hub_cache(env) / f"models--{model.replace('/', '--')}"

@@ -219,7 +219,12 @@ def run(serving: Coroutine[Any, Any, None]) -> None:
     import uvloop
 
     allow_open_files()
+    settle()
+    uvloop.run(serving)
 
+
+def settle() -> None:
+    """Tell the interpreter of a process that has loaded all that it is going to serve now."""
     # Requests leave no reference cycles behind, so that the collector finds nothing to free: it need not
     # look often, and never at what was loaded at the start.
     gc.collect()
@@ -227,5 +232,3 @@ def run(serving: Coroutine[Any, Any, None]) -> None:
     gc.set_threshold(50_000, 20, 100)
     # Threads encode spans and show metrics: they must not hold up the event loop for Python's usual 5 ms.
     sys.setswitchinterval(THREAD_SECONDS)
-
-    uvloop.run(serving)

@@ -164,9 +164,7 @@ def _known(spec: EngineSpec) -> Facts:
 def _is_gguf(model: str) -> bool:
     from engines import home
 
-    place = Path(model).expanduser()
-    if model.startswith(home.DEMO_PREFIX):
-        place = home.models(home.data_home()) / model.removeprefix(home.DEMO_PREFIX)
+    place = home.made(model) or Path(model).expanduser()
     return model.endswith((".gguf", "-gguf")) or (
         any(place.glob("*.gguf")) and not any(place.glob("*.safetensors"))
     )
@@ -177,8 +175,8 @@ def local_facts(spec: EngineSpec) -> Facts:
     from engines import home, hub, plan
 
     model = spec.model or ""
-    if model.startswith(home.DEMO_PREFIX):
-        made = home.models(home.data_home()) / model.removeprefix(home.DEMO_PREFIX)
+    made = home.made(model)
+    if made is not None:
         return plan.facts_of(model, made if made.is_dir() else None)
     if Path(model).is_dir() or model.startswith(("/", "./", "../", "~")):
         return plan.facts_of(model, Path(model).expanduser())

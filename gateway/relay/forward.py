@@ -17,7 +17,6 @@ from gateway.relay.upstream import Connection, Lane, LostLate, Sink, TimedOut
 
 JSON_HELD = 8 << 20
 ERROR_HELD = 1 << 20
-EVENTS = b"text/event-stream"
 CHUNK_OF_EVENTS = b"\n\n\r\n"
 """How a chunk ends that holds whole events."""
 LF = ord("\n")
@@ -64,8 +63,8 @@ class Forward:
             if connection.status not in replies.OK:
                 body = await self._whole(ERROR_HELD)
                 raise replies.error_from(connection.status, body or b"", self._engine)
-            content_type = _content_type(connection)
-            if content_type[: len(EVENTS)].lower() == EVENTS:
+            content_type = connection.content_type
+            if connection.streams:
                 self.tap, self._beat = self._asker.follow()
                 await self._stream(content_type, self.tap)
             else:
@@ -198,10 +197,3 @@ class Forward:
 
 def _silent() -> None:
     """Nothing is told before a stream is known as one."""
-
-
-def _content_type(connection: Connection) -> bytes:
-    for name, value in connection.headers:
-        if name == b"content-type":
-            return value
-    return b"application/json"

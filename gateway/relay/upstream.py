@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import re
 import ssl
 from collections import deque
 from collections.abc import Callable
@@ -26,7 +25,7 @@ HIGH_WATER = 256 * 1024
 IDLE_SECONDS = 3.0
 LAST_INFORMATIONAL = 199
 HEAD_LIMIT = 64 * 1024
-EVENTS = re.compile(rb"text/event-stream", re.IGNORECASE)
+EVENTS = b"text/event-stream"
 MAX_IDLE = 1024
 # Deadlines are at least so far apart, in seconds: one look finds all that are over.
 TICK = 0.005
@@ -317,7 +316,7 @@ class Connection(asyncio.Protocol):
             assert self._limits is not None
             raise TimedOut(self.timed_out, getattr(self._limits, self.timed_out), started=self.started)
         if self.lost or self._broken:
-            if self._broken or self.flowing or (self.started and not self._streams):
+            if self._broken or self.flowing or (self.started and not self.streams):
                 raise LostLate(self._broken or "the engine closed the connection inside its reply")
             reused = self.reused and not self.started
             raise LostEarly("the engine closed the connection before its reply", reused=reused)
@@ -325,11 +324,20 @@ class Connection(asyncio.Protocol):
     @property
     def begun(self) -> bool:
         """Whether some of the reply is there. A stream's head does not count: engines send it first."""
-        return self.flowing or self.complete or (self.headed and not self._streams)
+        return self.flowing or self.complete or (self.headed and not self.streams)
 
     @property
-    def _streams(self) -> bool:
-        return any(name == b"content-type" and EVENTS.match(value) for name, value in self.headers)
+    def content_type(self) -> bytes:
+        """That of the reply, JSON's where it has none."""
+        for name, value in self.headers:
+            if name == b"content-type":
+                return value
+        return b"application/json"
+
+    @property
+    def streams(self) -> bool:
+        """Whether the reply is a stream of events."""
+        return self.content_type[: len(EVENTS)].lower() == EVENTS
 
     @property
     def reusable(self) -> bool:
