@@ -30,6 +30,7 @@ from rich.progress import track
 
 from gateway.config import LogsPart
 from gateway.server import settle
+from gateway.telemetry.ended import Ended
 from gateway.telemetry.logs import configure
 
 COLLECTOR = """
@@ -69,6 +70,12 @@ class NoMetrics:
         return lambda: None
 
 
+class NobodyAsks(Ended):
+    """Where there are neither metrics nor a log."""
+
+    def add(self, record: Any) -> None: ...
+
+
 class Variant:
     """One gateway, of which some of the telemetry is on."""
 
@@ -84,13 +91,18 @@ class Variant:
         self.name = name
         self._access = access
         self._one = Gateway(folder, config, access)
+        gateway = self._one.gateway
         if name not in ("metrics", "everything"):
-            self._one.gateway.metrics = NoMetrics()  # type: ignore[assignment]
+            gateway.metrics = NoMetrics()  # type: ignore[assignment]
+            gateway.ended = Ended(gateway.metrics, access)
+        if name in ("nothing", "traces, none sampled", "traces, 1 %"):
+            gateway.ended = NobodyAsks(gateway.metrics, None)
 
     async def request(self, count: int) -> float:
         """Microseconds of CPU of a request, all threads taken together, what they do behind it too."""
         start = time.process_time()
         await self._one.json_requests(count)
+        self._one.gateway.ended.tell()
         while self._access is not None and self._access.waiting:
             time.sleep(0.01)
         tracer = self._one.gateway.tracer

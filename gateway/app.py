@@ -205,5 +205,6 @@ async def running(gateway: Gateway) -> AsyncIterator[Gateway]:
             await asyncio.to_thread(gateway.decisions.log.close, LOG_SECONDS)
         if gateway.tracer is not None:
             await asyncio.to_thread(gateway.tracer.close)
+        gateway.ended.tell()
         if gateway.access is not None:
             await asyncio.to_thread(gateway.access.close)

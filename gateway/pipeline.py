@@ -631,12 +631,10 @@ class Exchange:
             gateway.load.requests -= 1
         record.ended = gateway.clock()
         if record.route not in PROBES:
-            gateway.metrics.count(record)
             if gateway.tracer is not None:
                 gateway.tracer.finish(record, self._client, self._request)
                 record.copy = None
-            if gateway.access is not None:
-                gateway.access.record(record)
+            gateway.ended.add(record)
             if self._decided is not None and gateway.decisions is not None:
                 gateway.decisions.record(record, self._decided)
         # It calls back into this exchange: without the cycle, all is freed at once.

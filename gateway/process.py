@@ -47,6 +47,7 @@ class Process:
         return ready_reply(self.gateway)
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:
+        self.gateway.ended.tell()
         # Beside the event loop: many series take milliseconds to write down.
         return await asyncio.to_thread(self.gateway.metrics.scrape, accept)
 
@@ -115,6 +116,7 @@ class Process:
     # what the parent of several asks besides
 
     async def metrics(self) -> Families:
+        self.gateway.ended.tell()
         return await asyncio.to_thread(families, self.gateway.metrics.registry)
 
     async def missing(self) -> dict[str, str]:

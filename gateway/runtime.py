@@ -20,6 +20,7 @@ from gateway.reading import AT_ONCE, Reader
 from gateway.relay.upstream import Limits, Pool, RequestHead
 from gateway.shadow import Candidate
 from gateway.telemetry.decisions import Decisions
+from gateway.telemetry.ended import Ended
 from gateway.telemetry.history import History
 from gateway.telemetry.logs import AccessLog
 from gateway.telemetry.metrics import Metrics
@@ -196,12 +197,14 @@ class Gateway:
     reader: Reader = field(default_factory=Reader)
     load: Load = field(default_factory=Load)
 
+    ended: Ended = field(init=False)
     history: History = field(init=False)
     slots: SlotLines = field(init=False)
     tiers: TierLines = field(init=False)
 
     def __post_init__(self) -> None:
         self.names = model_names(self.config)
+        self.ended = Ended(self.metrics, self.access)
         self.history = History(self.config.tiers, self._engines(), self.clock, self.wall)
         self.fleet.movers.append(lambda: self.history.fit(self._engines()))
         self.slots = SlotLines(self.store, self.config.limits.waiting)

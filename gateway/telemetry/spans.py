@@ -62,6 +62,18 @@ class Asked(Protocol):
         """What it says."""
 
 
+class _OneResource(Resource):
+    """What all spans belong to. The encoder looks it up by its hash for each span, for which the SDK's own
+    would write all of it as JSON: a fifth of the time that encoding takes."""
+
+    @classmethod
+    def of(cls, attributes: Attributes) -> _OneResource:
+        made = Resource.create(attributes)
+        return cls(made.attributes, made.schema_url)
+
+    __hash__ = object.__hash__
+
+
 class Builder:
     """`rand` draws the ids of the inner spans; with `capture`, spans hold prompts and replies."""
 
@@ -70,7 +82,7 @@ class Builder:
         self._capture = capture
         own = version("dualgauge")
         named = os.environ.get("OTEL_SERVICE_NAME", "dualgauge")
-        self._resource = Resource.create({"service.name": named, "service.version": own})
+        self._resource = _OneResource.of({"service.name": named, "service.version": own})
         self._scope = InstrumentationScope("dualgauge", own)
 
     def spans(self, record: Record, ids: TraceIds, client: Client, asked: Asked | None) -> list[ReadableSpan]:

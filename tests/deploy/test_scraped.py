@@ -123,6 +123,6 @@ async def test_rules_read_metrics_that_exist(tmp_path: Path) -> None:
     groups = yaml.safe_load((FOLDER / "rules.yml").read_text())["groups"]
     read = {name for group in groups for rule in group["rules"] for name in dashboards.metrics(rule["expr"])}
     async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
-        lines = served.gateway.metrics.text().decode().splitlines()
+        lines = served.metrics().decode().splitlines()
     exported = {line.split()[2] for line in lines if line.startswith("# TYPE ")}
     assert {name.removesuffix("_bucket") for name in read} <= exported

@@ -235,7 +235,7 @@ async def test_a_log_that_cannot_be_written_does_not_disturb_requests(
                 assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
                 await asyncio.sleep(0.02)
             dropped = "dualgauge_decision_log_dropped_total"
-            text = served.gateway.metrics.text().decode()
+            text = served.metrics().decode()
             (value,) = [float(row.split()[1]) for row in text.splitlines() if row.startswith(dropped + " ")]
             assert value > 0
         await until(lambda: "is written again" in caplog.text)
@@ -257,7 +257,7 @@ async def test_a_line_that_cannot_be_made_is_told_once_and_disturbs_nobody(
             for _ in range(3):
                 assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
         assert caplog.text.count("cannot be put into the decision log") == 1
-        assert "dualgauge_decision_log_dropped_total 3.0" in served.gateway.metrics.text().decode()
+        assert "dualgauge_decision_log_dropped_total 3.0" in served.metrics().decode()
 
 
 async def test_explain_shows_the_last_decisions_while_the_gateway_runs_and_sigterm_loses_none(

@@ -73,7 +73,7 @@ def check_record(served: Served, recorder: Recorder, shape: Shape) -> None:
     assert server.status.status_code is not StatusCode.ERROR
     assert all(span.status.status_code is not StatusCode.ERROR for span in recorder.spans())
     dialect = shape.dialect.name
-    metrics = served.gateway.metrics.text().decode()
+    metrics = served.metrics().decode()
     counted = [line for line in metrics.splitlines() if line.startswith("dualgauge_requests_total")]
     assert len(counted) == 1
     assert f'dialect="{dialect}"' in counted[0]
@@ -217,7 +217,7 @@ async def test_a_client_that_leaves_while_it_sends_its_body(tmp_path: Path) -> N
         wire.send(CHAT.path, b'{"model":', headers={"content-length": "1000"})
         await asyncio.sleep(0.05)
         wire.leave()
-        await until(lambda: b'outcome="cancelled"' in served.gateway.metrics.text())
+        await until(lambda: b'outcome="cancelled"' in served.metrics())
         assert engine.generations == 0
 
 

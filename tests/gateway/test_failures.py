@@ -257,7 +257,7 @@ async def test_an_overloaded_engine_hands_over_to_another(tmp_path: Path, shape:
         assert answer.status == 200
         assert answer.headers["x-dualgauge-engine"] == "fast-1"
         assert served.engine("fast-0").state == "ready"
-        assert b'dualgauge_retries_total{tier="fast"} 1.0' in served.gateway.metrics.text()
+        assert b'dualgauge_retries_total{tier="fast"} 1.0' in served.metrics()
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -542,7 +542,7 @@ async def test_a_fault_of_the_gateways_own_is_a_500(
         assert "secret" not in message
         assert "ZeroDivisionError" in caplog.text
         assert answer.headers["x-request-id"] in caplog.text
-        assert b'outcome="internal_error"' in served.gateway.metrics.text()
+        assert b'outcome="internal_error"' in served.metrics()
         monkeypatch.undo()
         assert served.clean
         assert (await ask(served.port, shape.path, shape.ask())).status == 200

@@ -369,7 +369,7 @@ async def test_an_engine_that_goes_and_comes_back(tmp_path: Path) -> None:
         await engine.start()
         await until(lambda: served.engine("fast-0").state == "ready")
         assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
-        assert b'dualgauge_engine_state{engine="fast-0",state="ready"} 1.0' in served.gateway.metrics.text()
+        assert b'dualgauge_engine_state{engine="fast-0",state="ready"} 1.0' in served.metrics()
 
 
 async def test_one_flapping_probe_does_not_remove_an_engine(tmp_path: Path) -> None:

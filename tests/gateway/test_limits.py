@@ -239,11 +239,11 @@ async def test_tokens_are_reserved_while_a_request_runs(tmp_path: Path) -> None:
         await wire.until(b"\n\n")
         assert 8950 <= left(served)["tokens"] < 8952
         assert left(served)["concurrent"] == 1
-        assert b"dualgauge_leases 1.0" in served.gateway.metrics.text()
+        assert b"dualgauge_leases 1.0" in served.metrics()
         wire.leave()
         await until(lambda: served.clean)
         assert 9949 <= left(served)["tokens"] < 9952
-        assert b"dualgauge_leases 0.0" in served.gateway.metrics.text()
+        assert b"dualgauge_leases 0.0" in served.metrics()
 
 
 async def test_a_limit_of_one_tier(tmp_path: Path) -> None:
@@ -289,7 +289,7 @@ async def test_a_429_says_when_to_come_back(tmp_path: Path) -> None:
         message = check_error(answer, 429, code="rate_limit_exceeded")
         assert 3590 < int(answer.headers["retry-after"]) <= 3600
         assert "1 requests in 3600 s" in message
-        assert 'dualgauge_limited_total{kind="requests"} 1.0' in (served.gateway.metrics.text().decode())
+        assert 'dualgauge_limited_total{kind="requests"} 1.0' in (served.metrics().decode())
 
 
 async def test_who_comes_back_when_told_is_admitted(tmp_path: Path) -> None:

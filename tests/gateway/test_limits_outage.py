@@ -262,14 +262,14 @@ async def test_a_gateway_that_starts_without_its_store_serves_and_finds_it(tmp_p
             serving(tmp_path, {"fast": engine}, policy=text, limits=limits) as served,
         ):
             assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
-            metrics = served.gateway.metrics.text().decode()
+            metrics = served.metrics().decode()
             assert "dualgauge_store_up 0.0" in metrics
             assert "dualgauge_store_fallback_total 1.0" in metrics
             redis.start()
             await until(served.gateway.store.up, 10)
             answer = await ask(served.port, CHAT.path, CHAT.ask())
             assert answer.headers["x-ratelimit-limit-requests"] == "100"
-            assert "dualgauge_store_up 1.0" in served.gateway.metrics.text().decode()
+            assert "dualgauge_store_up 1.0" in served.metrics().decode()
             await until(lambda: served.clean)
 
 

@@ -136,7 +136,7 @@ async def test_1000_clients_leave_at_random_moments(tmp_path: Path) -> None:
             await storm(served.port)
         assert resident_mib() - warm < GROWTH_MIB
         assert served.engine("fast-0").state == "ready"
-        outcomes = served.gateway.metrics.text().decode()
+        outcomes = served.metrics().decode()
         assert 'outcome="cancelled"' in outcomes
         assert 'outcome="internal_error"' not in outcomes
         assert 'outcome="engine_error"' not in outcomes

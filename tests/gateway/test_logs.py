@@ -268,4 +268,4 @@ def test_what_takes_long_to_render_is_rendered_on_the_thread(late: bool, name: s
 
 async def test_lost_lines_are_a_metric(tmp_path: Path) -> None:
     async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
-        assert "dualgauge_access_log_dropped_total 0.0" in served.gateway.metrics.text().decode()
+        assert "dualgauge_access_log_dropped_total 0.0" in served.metrics().decode()

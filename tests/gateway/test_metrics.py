@@ -27,7 +27,7 @@ plans: {default: {requests: 10k/day}, little: {requests: 1/day}}
 
 
 def samples(served: Served) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    text = served.gateway.metrics.text().decode()
+    text = served.metrics().decode()
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(text)
@@ -267,7 +267,7 @@ async def test_a_scraper_that_asks_for_nothing_gets_plain_text(tmp_path: Path) -
     async with serving(tmp_path, {"fast": "http://127.0.0.1:9"}, wait=False) as served:
         answer = await get(served.admin, "/metrics")
         assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-        assert answer.body == served.gateway.metrics.text()
+        assert answer.body == served.metrics()
 
 
 async def test_a_mistake_in_the_deployment_file_is_seen_before_a_restart(

@@ -41,7 +41,7 @@ def moved(answer: Reply) -> tuple[str, str | None, str | None]:
 
 def metric(served: Served, name: str, labels: str = "") -> float:
     """The value of the one series that has these labels, 0 where there is none."""
-    lines = served.gateway.metrics.text().decode().splitlines()
+    lines = served.metrics().decode().splitlines()
     found = [line for line in lines if line.startswith(name) and labels in line]
     assert len(found) <= 1
     return float(found[0].rsplit(" ", 1)[1]) if found else 0.0

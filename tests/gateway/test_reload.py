@@ -35,7 +35,7 @@ async def rule(served: Served, **headers: str) -> str:
 
 
 def failures(served: Served) -> float:
-    lines = served.gateway.metrics.text().decode().splitlines()
+    lines = served.metrics().decode().splitlines()
     return sum(
         float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("dualgauge_reload_failures_total{")
     )
@@ -51,7 +51,7 @@ async def test_an_edited_policy_is_read(tmp_path: Path) -> None:
         assert await rule(served) == "all the rest"
         info = [
             line
-            for line in served.gateway.metrics.text().decode().splitlines()
+            for line in served.metrics().decode().splitlines()
             if line.startswith("dualgauge_policy_info{")
         ]
         assert info == [f'dualgauge_policy_info{{hash="{served.gateway.snapshot.policy.hash}"}} 1.0']

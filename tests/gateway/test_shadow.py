@@ -67,7 +67,7 @@ async def rule(served: Served, text: str = "hi", **headers: str) -> str:
 
 
 def series(served: Served, name: str) -> dict[tuple[str, ...], float]:
-    for family in text_string_to_metric_families(served.gateway.metrics.text().decode()):
+    for family in text_string_to_metric_families(served.metrics().decode()):
         for sample in family.samples:
             if sample.name == name:
                 return {

@@ -65,7 +65,7 @@ rules: [{name: best, send: exact, if_unavailable: degrade}]
 
 
 def families(served: Served) -> dict[str, list[tuple[str, dict[str, str], float]]]:
-    text = served.gateway.metrics.text().decode()
+    text = served.metrics().decode()
     return {
         family.name: [(s.name, dict(s.labels), s.value) for s in family.samples]
         for family in text_string_to_metric_families(text)

@@ -253,7 +253,7 @@ async def test_nothing_private_is_told(tmp_path: Path, caplog: pytest.LogCapture
             await until(lambda: served.clean)
             told = [
                 caplog.text,
-                served.gateway.metrics.text().decode(),
+                served.metrics().decode(),
                 *(str(span.to_json()) for span in recorder.spans()),
             ]
     assert recorder.spans()

@@ -285,7 +285,7 @@ async def test_one_more_waits_and_is_told_how_long(tmp_path: Path) -> None:
         assert answer.status == 200
         assert float(answer.headers["x-dualgauge-queue-seconds"]) >= 0.001
         await until(lambda: served.clean)
-        metrics = served.gateway.metrics.text().decode()
+        metrics = served.metrics().decode()
         assert 'dualgauge_queue_seconds_count{tier="fast"} 1.0' in metrics
         assert waiting(served) == 0
 

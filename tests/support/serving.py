@@ -50,6 +50,11 @@ class Served:
     def mark(self, name: str, state: Any, reason: str = "the test says so") -> None:
         self.gateway.fleet.set_state(self.engine(name), state, reason)
 
+    def metrics(self) -> bytes:
+        """What a scrape would tell."""
+        self.gateway.ended.tell()
+        return self.gateway.metrics.text()
+
     @property
     def lent(self) -> int:
         return sum(len(upstream.pool.lent) for upstream in self.gateway.upstreams.values())

@@ -1,0 +1,49 @@
+"""Requests that have ended, told to the metrics and the access log some at a time.
+
+Code that runs for one request, in turn with all that serves the others, takes three times as long as for many
+in a row, when the processor has it at hand. `python bench/telemetry.py` measures it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from gateway.telemetry.logs import AccessLog
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.record import Record
+
+MOST = 64
+"""Told at once: some 0.2 ms, for which the event loop does nothing else."""
+SECONDS = 0.005
+
+
+class Ended:
+    """`access` may be None: nothing is logged then. All is for one event loop."""
+
+    def __init__(self, metrics: Metrics, access: AccessLog | None) -> None:
+        self._metrics = metrics
+        self._access = access
+        self._records: deque[Record] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, record: Record) -> None:
+        """One request that nothing will change any more; it is told within SECONDS."""
+        self._records.append(record)
+        if len(self._records) >= MOST:
+            self.tell()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(SECONDS, self._on_time)
+
+    def tell(self) -> None:
+        """Have metrics and log know of all that have ended: before somebody reads them."""
+        records, metrics, access = self._records, self._metrics, self._access
+        while records:
+            record = records.popleft()
+            metrics.count(record)
+            if access is not None:
+                access.record(record)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self.tell()

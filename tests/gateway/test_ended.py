@@ -1,0 +1,63 @@
+"""Requests that have ended are told to metrics and log some at a time, and none of them is lost or late."""
+
+import asyncio
+from pathlib import Path
+
+from gateway.telemetry.ended import MOST, SECONDS, Ended
+from gateway.telemetry.logs import AccessLog
+from gateway.telemetry.record import Record
+from tests.support.client import ask, get
+from tests.support.engine import FakeEngine, engines, reply
+from tests.support.serving import make, process, serving
+from tests.support.shapes import CHAT
+
+
+def record(number: int = 0) -> Record:
+    return Record(f"req_{number}", 10.0, 1_790_000_000_000_000_000, "POST", CHAT.path, outcome="ok", ended=10.5)
+
+
+def some(folder: Path) -> tuple[Ended, AccessLog]:
+    metrics = make(folder, {"fast": "http://127.0.0.1:9"}).metrics
+    access = AccessLog(lambda data: None, lambda line: line.request_id.encode())
+    return Ended(metrics, access), access
+
+
+async def test_one_alone_is_told_within_milliseconds(tmp_path: Path) -> None:
+    ended, access = some(tmp_path)
+    ended.add(record())
+    assert access.waiting == 0
+    await asyncio.sleep(SECONDS * 2)
+    assert access.waiting == 1
+
+
+async def test_many_are_told_at_once(tmp_path: Path) -> None:
+    ended, access = some(tmp_path)
+    for number in range(MOST + 1):
+        ended.add(record(number))
+    assert access.waiting == MOST
+
+
+async def test_the_next_is_told_after_some_were(tmp_path: Path) -> None:
+    ended, access = some(tmp_path)
+    for number in range(2):
+        ended.add(record(number))
+        await asyncio.sleep(SECONDS * 2)
+    assert access.waiting == 2
+
+
+async def test_a_scrape_knows_of_the_request_before_it(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}) as served:
+        await ask(served.port, CHAT.path, CHAT.ask())
+        text = (await get(served.admin, "/metrics")).body.decode()
+    assert 'dualgauge_tokens_total{kind="completion",tier="fast"}' in text
+
+
+async def test_the_last_request_before_the_end_has_its_line(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine):
+        with process(tmp_path, {"fast": engine}) as served:
+            answer = await ask(served.port, CHAT.path, CHAT.ask())
+            served.process.terminate()
+            await asyncio.to_thread(served.process.wait, 20)
+        assert answer.headers["x-request-id"] in served.log.read_text()
