@@ -13,7 +13,9 @@ from tests.support.shapes import CHAT
 
 
 def record(number: int = 0) -> Record:
-    return Record(f"req_{number}", 10.0, 1_790_000_000_000_000_000, "POST", CHAT.path, outcome="ok", ended=10.5)
+    return Record(
+        f"req_{number}", 10.0, 1_790_000_000_000_000_000, "POST", CHAT.path, outcome="ok", ended=10.5
+    )
 
 
 def some(folder: Path) -> tuple[Ended, AccessLog]:
