@@ -70,7 +70,8 @@ def by_requests(context: Any) -> tuple[float, dict[str, Any]]:
 class Engine:
     """One engine and the process that keeps it. Ends with nothing left running."""
 
-    async def __init__(self, file: str, name: str) -> None:
+    # Serve awaits it.
+    async def __init__(self, file: str, name: str) -> None:  # type: ignore[misc]
         config = read(HERE / file)
         configure(config.logs)
         self._state: UnitState | None = None
@@ -153,14 +154,14 @@ def _here(spec: EngineSpec) -> EngineSpec:
 def _session() -> Path:
     """Where Ray keeps its logs on this node, and shows them from in its dashboard."""
     context = ray.get_runtime_context()
-    return Path(context.get_temp_dir()) / context.get_session_name()
+    return Path(context.get_temp_dir(), context.get_session_name())
 
 
 @serve.ingress()
 class Gateway:
     """One gateway: its public port is Serve's, its admin port is its own."""
 
-    async def __init__(self, file: str, *engines: DeploymentHandle) -> None:
+    async def __init__(self, file: str, *engines: DeploymentHandle) -> None:  # type: ignore[misc]
         config = read(HERE / file)
         access = configure(config.logs)
         self._engines = {handle.deployment_name: handle for handle in engines}
@@ -186,11 +187,10 @@ class Gateway:
     async def _listen(self) -> None:
         """Open the admin port: the configured one, or the next that is free, where several share a node."""
         config = self._gateway.config
-        wanted, address = config.admin, config.admin
-        while True:
+        wanted, address, sock = config.admin, config.admin, None
+        while sock is None:
             try:
                 sock = bind(address, "admin")
-                break
             except OSError:
                 if address.port - wanted.port >= ADMIN_PORTS or address.port == LAST_PORT:
                     raise
