@@ -101,12 +101,6 @@ def stat_of(line: str) -> Stat:
     return Stat(int(fields[3]), sum(int(field) for field in fields[11:15]))
 
 
-def busy_of(stat: str) -> int:
-    """Ticks of CPU that all cores were not idle, of /proc/stat; what the hypervisor took is idle."""
-    user, nice, system, _idle, _waiting, irq, softirq = map(int, stat.split("\n", 1)[0].split()[1:8])
-    return user + nice + system + irq + softirq
-
-
 def memory_of(smaps_rollup: str) -> tuple[float, float]:
     """(RSS, PSS) in MiB of /proc/PID/smaps_rollup. Raises ValueError where one is missing."""
     found: dict[str, float] = {}

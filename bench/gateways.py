@@ -42,7 +42,6 @@ from bench.machine import (
     Engines,
     HarnessError,
     Process,
-    busy,
     facts,
     free_port,
     native,
@@ -55,6 +54,7 @@ from bench.machine import (
     wrk,
 )
 from bench.report import DIRECT, LOADS, OURS, brief, render
+from engines.bench.spent import now
 
 GAP_US = 20_000
 PROMPT = "Summarise the plot of Hamlet in three sentences and say which character interests you most. "
@@ -407,7 +407,7 @@ def main() -> int:
         if args.part != "report":
             for program in ("engine", "streams"):
                 native(program)
-            here, before = facts(), busy()
+            here, before = facts(), now()
             measured = PARTS[args.part](args)
             result = {
                 "machine": {**here, "others": others(before)},

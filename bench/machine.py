@@ -7,18 +7,18 @@ import http.client
 import json
 import os
 import platform
-import resource
 import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.figures import Load, busy_of, load_of, memory_of, stat_of
+from bench.figures import Load, load_of, memory_of, stat_of
+from engines.bench.results import Spent
+from engines.bench.spent import now
 from engines.hardware import parse_processor
 
 ROOT = Path(__file__).parents[1]
@@ -58,28 +58,10 @@ def facts() -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Busy:
-    """Seconds since some start: of the clock, of CPU on all cores, of CPU that this process and its children took."""
-
-    at: float
-    machine: float
-    own: float
-
-
-def busy() -> Busy:
-    own = sum(
-        used.ru_utime + used.ru_stime
-        for used in (resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN))
-    )
-    ticks = busy_of(Path("/proc/stat").read_text())
-    return Busy(time.monotonic(), ticks / TICK, own)
-
-
-def others(before: Busy) -> float:
+def others(before: Spent) -> float:
     """Cores that others took since then, once all that was started here has ended."""
-    now = busy()
-    return max(0.0, (now.machine - before.machine) - (now.own - before.own)) / (now.at - before.at)
+    spent = now().since(before)
+    return spent.others / spent.seconds
 
 
 def needs(*programs: str) -> None:

@@ -45,7 +45,6 @@ from bench.machine import (
     HarnessError,
     Process,
     ask,
-    busy,
     facts,
     free_port,
     needs,
@@ -54,6 +53,7 @@ from bench.machine import (
     until_answered,
 )
 from bench.report import render
+from engines.bench.spent import now
 from tests.support.client import Wire
 from tests.support.redis import Server, server
 
@@ -421,7 +421,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         )
         until_answered(gateway, admin, "/readyz")
         place = Place(here, gateway, port, admin, engines, Seen())
-        machine, before = facts(), busy()
+        machine, before = facts(), now()
         result = asyncio.run(soak(place, args, redis))
         for line in place.seen.errors[:20]:
             print(line, file=sys.stderr)

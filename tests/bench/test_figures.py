@@ -8,7 +8,6 @@ from bench.figures import (
     LOADED,
     Spread,
     Stat,
-    busy_of,
     load_of,
     memory_of,
     merged,
@@ -92,10 +91,6 @@ def test_a_wrk_that_failed_is_told(output: str) -> None:
 def test_a_process_may_be_named_like_fields() -> None:
     line = "42 (a ) S 7) R 1 42 40 0 -1 4194304 9 9 9 9 100 20 3 4 20 0 1 0 5"
     assert stat_of(line) == Stat(session=40, ticks=127)
-
-
-def test_idle_waiting_and_stolen_time_is_not_busy() -> None:
-    assert busy_of("cpu  1 2 4 1000 1000 8 16 1000 0 0\ncpu0 1 1 1\n") == 31
 
 
 def test_memory_is_read_in_mib() -> None:
