@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import httptools
 
-from gateway.errors import BodyTooLarge, BodyTooSlow, ClientGone
+from gateway.errors import BodyTooLarge, BodyTooSlow, ClientGone, InvalidRequest
 from gateway.relay.client import Client, Head, Headers
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Request(Client):
     """One request on a connection. Writes never wait: a writer looks at `paused`, and awaits `drain`."""
 
     __slots__ = (
+        "_broken",
         "_connection",
         "_head",
         "_hesitates",
@@ -102,6 +103,7 @@ class Request(Client):
         self.size = 0
         self._waiter: asyncio.Future[None] | None = None
         self._watched = False
+        self._broken = False
         self.answered = False
         self.complete = False
         self.keep_alive = keep_alive and not http10
@@ -118,6 +120,12 @@ class Request(Client):
 
     def ended(self) -> None:
         self.complete = True
+        self._wake()
+
+    def broken(self) -> None:
+        """The rest of its body cannot be read."""
+        self._broken = True
+        self.keep_alive = False
         self._wake()
 
     def lost(self) -> None:
@@ -159,6 +167,8 @@ class Request(Client):
         while not self.complete and self.size <= limit:
             if self.gone:
                 raise ClientGone
+            if self._broken:
+                raise InvalidRequest("the body does not come in chunks as HTTP/1.1 has them")
             self._waiter = connection.loop.create_future()
             try:
                 await self._waiter
@@ -318,7 +328,12 @@ class Connection(asyncio.Protocol):
             while data and not self.transport.is_closing():
                 data = self._feed(data)
         except httptools.HttpParserError:
-            self._refuse(400, "this is not HTTP/1.1")
+            request = self._running
+            if request is not None and request is self._reading and not request.complete:
+                self.transport.pause_reading()
+                request.broken()
+            else:
+                self._refuse(400, "this is not HTTP/1.1")
             return
         if self._unread > HEAD_LIMIT:
             self._refuse(431, TOO_LARGE)

@@ -154,9 +154,8 @@ async def test_what_is_not_http_is_refused_and_closed(tmp_path: Path, raw: bytes
     ):
         wire.raw(raw)
         answer = await wire.reply()
-        if answer.status:
-            assert answer.status == 400
-            check_openai(answer.json["error"])
+        assert answer.status == 400
+        check_openai(answer.json["error"])
         assert await wire.closed()
         assert engine.generations == 0
         await until(lambda: served.clean)
