@@ -19,6 +19,7 @@ from typing import Any
 from engines import gguf, kv_cache
 from engines.kv_cache import Cache, UnknownCacheError, count
 from engines.overhead import Width
+from engines.regular import open_regular
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -126,7 +127,8 @@ def _config(path: Path) -> dict[str, Any]:
 def json_object(path: Path) -> dict[str, Any]:
     """A JSON file of a model's folder. Raises CheckpointError, FileNotFoundError."""
     try:
-        found = json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            found = json.load(file)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -212,7 +214,7 @@ def weight_files(folder: Path) -> list[Path]:
 def header(path: Path) -> dict[str, tuple[str, int]]:
     """Name -> type and bytes of every tensor in a safetensors file. Raises CheckpointError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             whole = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from engines.regular import open_regular
+
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_FIELDS = 100_000
@@ -113,7 +115,7 @@ def parts(path: Path) -> list[Path]:
 def read(path: Path) -> Header:
     """The header of a file. Raises GGUFError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             if file.read(4) != MAGIC:
                 raise GGUFError(f"{path} is no GGUF file: it does not begin with `GGUF`")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

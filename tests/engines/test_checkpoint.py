@@ -1,4 +1,5 @@
 import json
+import os
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.checkpoint import CheckpointError, Facts, read
+from engines import gguf
+from engines.checkpoint import CheckpointError, Facts, header, json_object, read
 from engines.overhead import Width
 from engines.plan import PlanError, facts_of
 
@@ -207,6 +209,14 @@ def test_a_broken_config_is_named_with_its_key(tmp_path: Path, text: str | None,
     assert str(tmp_path) in str(caught.value)
     with pytest.raises(PlanError, match=r"config\.json"):
         facts_of("x", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "x.gguf"])
+def test_a_pipe_is_no_file_of_a_model(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    read = {"config.json": json_object, "model.safetensors": header, "x.gguf": gguf.read}[name]
+    with pytest.raises((CheckpointError, gguf.GGUFError), match="it is no regular file"):
+        read(tmp_path / name)
 
 
 WHOLE = safetensors({"a": ("BF16", 10)})
