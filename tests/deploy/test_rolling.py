@@ -133,6 +133,24 @@ async def test_a_rolling_restart_cuts_no_stream_and_refuses_no_request(tmp_path:
 
 
 @needs_haproxy
+async def test_requests_pass_by_gateways_that_do_not_listen_yet(tmp_path: Path) -> None:
+    """HAProxy takes one that it found in the DNS for one that serves, until its first check has failed."""
+    engine = FakeEngine(stream(*events(CHAT.stream)))
+    ports = [free_port() for _ in range(16)]
+    async with engines(engine):
+        with Gateways(tmp_path, engine, ports) as gateways:
+            for index in (8, 9):
+                await gateways.start(index)
+            with haproxy(tmp_path, [(one, one) for one in ports]) as front:
+                await healthy(front.health)
+                await until(lambda: front.up() == ["gateway-8", "gateway-9"])
+                for index in range(8):
+                    front.order(f"set server gateways/gateway-{index} health up")
+                replies = await asyncio.gather(*(ask(front.listen, CHAT.path, ASK) for _ in range(8)))
+    assert [reply.status for reply in replies] == [200] * 8
+
+
+@needs_haproxy
 async def test_a_client_that_leaves_is_seen_behind_it(tmp_path: Path) -> None:
     engine = FakeEngine(hang)
     ports = [free_port()]
