@@ -140,10 +140,15 @@ def test_waits_only_for_what_can_be_healthy(name: str) -> None:
         assert set(SERVICES[name]["profiles"]) <= set(SERVICES[other]["profiles"])
 
 
+@each([name for name in STACK["networks"] if name != "front"])
+def test_networks_have_no_way_out_nor_to_the_host(name: str) -> None:
+    found = STACK["networks"][name]
+    assert found == {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
+
+
 @each(ENGINES)
 def test_engines_reach_nothing_and_are_reached_by_the_gateway_alone(name: str) -> None:
     assert list(ENGINES[name]["networks"]) == ["engines"]
-    assert STACK["networks"]["engines"] == {"internal": True}
     assert not ENGINES[name].keys() & {"ports", "expose"}
     others = {other for other, service in SERVICES.items() if "engines" in service["networks"]}
     assert others == {"gateway", *ENGINES}
@@ -200,7 +205,6 @@ def test_the_engine_is_the_one_that_is_locked() -> None:
 def test_redis_evicts_nothing() -> None:
     command = SERVICES["redis"]["command"]
     assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
-    assert STACK["networks"]["store"] == {"internal": True}
     assert {name for name, service in SERVICES.items() if "store" in service["networks"]} == {
         "gateway",
         "redis",
