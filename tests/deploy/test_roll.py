@@ -198,6 +198,22 @@ def test_help_shows_how(name: str) -> None:
     assert f"deploy/docker/{name}  " in done.stdout
 
 
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_check_says_why_no_docker_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "docker", "exit 1")
+    program(tmp_path, "dockerd", "echo no iptables; exit 3")
+    program(tmp_path, "unshare", 'shift; exec "$@"')
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("DOCKER_HOST", "")  # which it sets
+    said = r"dockerd ended with 3:\nno iptables"
+    with pytest.raises(SystemExit, match=said), script("check").docker_running(tmp_path):
+        pass
+
+
 class Limited:
     """A stack whose containers have a limit of open files."""
 
