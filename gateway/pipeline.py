@@ -98,6 +98,7 @@ class Exchange:
         "_gateway",
         "_held",
         "_holder",
+        "_id",
         "_id_line",
         "_lease",
         "_prompt",
@@ -113,9 +114,10 @@ class Exchange:
         self._gateway = gateway
         self._snapshot = gateway.snapshot
         self._client = client
-        request_id = f"req_{gateway.rand.getrandbits(128):032x}"
+        self._id = own = b"%032x" % gateway.rand.getrandbits(128)
+        request_id = "req_" + own.decode()
         self.record = Record(request_id, gateway.clock(), round(gateway.wall() * 1e9), client.method)
-        self._id_line = b"x-request-id: %b\r\n" % request_id.encode()
+        self._id_line = b"x-request-id: req_%b\r\n" % own
         self._endpoint = NO_ENDPOINT
         self._tenant: Tenant | None = None
         self._request: Request | None = None
@@ -210,9 +212,7 @@ class Exchange:
         self._tenant = tenant
         self.record.tenant = tenant.name
         if self._gateway.tracer is not None:
-            self.record.trace = self._gateway.tracer.begin(
-                self._client.fields, self.record.request_id[4:].encode()
-            )
+            self.record.trace = self._gateway.tracer.begin(self._client.fields, self._id)
         return tenant
 
     # read

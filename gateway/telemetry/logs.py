@@ -25,7 +25,8 @@ QUIET = ("uvicorn", "uvicorn.error")
 """Loggers that say at `info` what ours say already."""
 MAX_QUEUE = 10_000
 CLOCK = "%H:%M:%S"
-BATCH = 1000
+BATCH = 200
+"""Lines, some 100 KiB: larger buffers come from the kernel each time, which takes as long as writing."""
 EVERY_SECONDS = 0.2
 END_SECONDS = 1.0
 

@@ -38,12 +38,13 @@ BETWEEN_TOKENS = (
 )
 LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 DECISION = (0.00001, 0.000025, 0.00005, 0.0001, 0.0002, 0.0004, 0.001, 0.005, 0.025, 0.1)
-Series = tuple[Count, Buckets, Count, Count, Count, Buckets]
-"""What a request of the same dialect, tier, rule and outcome counts in: requests, seconds, prompt, cached and
-completion tokens, seconds to the first token."""
-TenantSeries = tuple[Count, Count, Count, Count, Count]
-"""What a request of the same tenant, tier and outcome counts in: requests, seconds, prompt, cached and
-completion tokens."""
+Tokens = tuple[Count, Count, Count]
+"""Prompt, cached and completion tokens."""
+TenantSeries = tuple[Count, Count, Tokens]
+"""What a request of the same tenant, tier and outcome counts in: requests, seconds, tokens."""
+Series = tuple[Count, Buckets, Tokens, Buckets, TenantSeries | None]
+"""What a request of the same dialect, tier, rule, outcome and tenant counts in: requests, seconds, tokens,
+seconds to the first token, and the tenant's own, where it has one."""
 STATES = ("starting", "ready", "suspect", "asleep", "down")
 MOST_TENANTS = 100
 OTHER_TENANTS = "_other"  # no key can have this name
@@ -150,7 +151,6 @@ class Metrics:
             "dualgauge_tenant_limited", "A tenant's requests refused by a limit", "tenant", "kind"
         )
         self._tenants: set[str] = set()
-        self._tenant_series: dict[tuple[str, str, str], TenantSeries] = {}
         self._first = self._histogram(
             "dualgauge_time_to_first_token_seconds",
             "From the request to the first bytes of its stream",
@@ -203,7 +203,7 @@ class Metrics:
         self._decisions_dropped = self._counter(
             "dualgauge_decision_log_dropped", "Lines of the decision log that could not be written"
         ).labels()
-        self._series: dict[tuple[str, str, str, str], Series] = {}
+        self._series: dict[tuple[str, str, str, str, str], Series] = {}
         self.registry.register(FleetCollector(fleet, store))
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
@@ -218,19 +218,20 @@ class Metrics:
 
     def count(self, record: Record) -> None:
         """One request, whatever became of it."""
-        labels = record.dialect, record.tier, record.rule, record.outcome
+        labels = record.dialect, record.tier, record.rule, record.outcome, record.tenant
         series = self._series.get(labels)
         if series is None:
             series = self._series[labels] = self._series_of(*labels)
-        requests, whole, prompt, cached, completion, first = series
+        requests, whole, tokens, first, tenant = series
+        seconds = record.ended - record.started
         requests.value += 1
-        whole.observe(record.ended - record.started)
+        whole.observe(seconds)
         trace = record.trace
         if trace is not None and trace.sampled:
             self._show(record, trace.trace.decode(), whole, first)
-        tier = record.tier or "none"
         usage = record.usage
         if usage is not None:
+            prompt, cached, completion = tokens
             prompt.value += usage.prompt
             cached.value += usage.cached
             completion.value += usage.completion
@@ -243,11 +244,23 @@ class Metrics:
         if record.outcome == "limited":
             self._limited.labels(record.limit).add()
         if record.attempts > 1:
-            self._retries.labels(tier).add(record.attempts - 1)
+            self._retries.labels(record.tier or "none").add(record.attempts - 1)
         if record.queue_seconds:
-            self._queue.labels(tier).observe(record.queue_seconds)
-        if record.tenant:
-            self._count_tenant(record)
+            self._queue.labels(record.tier or "none").observe(record.queue_seconds)
+        if tenant is None:
+            return
+        requests, spent, tokens = tenant
+        requests.value += 1
+        spent.value += seconds
+        if usage is not None:
+            prompt, cached, completion = tokens
+            prompt.value += usage.prompt
+            cached.value += usage.cached
+            completion.value += usage.completion
+        if record.degraded:
+            self._tenant_degraded.labels(self._tenant(record.tenant)).add()
+        if record.outcome == "limited":
+            self._tenant_limited.labels(self._tenant(record.tenant), record.limit).add()
 
     def _show(self, record: Record, trace: str, whole: Buckets, first: Buckets) -> None:
         """Have the histograms of a traced request name its trace."""
@@ -257,24 +270,6 @@ class Metrics:
         if record.stream and record.first_token is not None:
             first.show(record.first_token - record.started, trace, at)
 
-    def _count_tenant(self, record: Record) -> None:
-        labels = record.tenant, record.tier, record.outcome
-        series = self._tenant_series.get(labels)
-        if series is None:
-            series = self._tenant_series[labels] = self._tenant_series_of(*labels)
-        requests, seconds, prompt, cached, completion = series
-        requests.value += 1
-        seconds.value += record.ended - record.started
-        usage = record.usage
-        if usage is not None:
-            prompt.value += usage.prompt
-            cached.value += usage.cached
-            completion.value += usage.completion
-        if record.degraded:
-            self._tenant_degraded.labels(self._tenant(record.tenant)).add()
-        if record.outcome == "limited":
-            self._tenant_limited.labels(self._tenant(record.tenant), record.limit).add()
-
     def _tenant(self, name: str) -> str:
         """The label of a tenant: its name, for as many as there is room for."""
         if name not in self._tenants:
@@ -283,25 +278,21 @@ class Metrics:
             self._tenants.add(name)
         return name
 
-    def _tenant_series_of(self, tenant: str, tier: str, outcome: str) -> TenantSeries:
-        tenant, tier = self._tenant(tenant), tier or "none"
-        return (
-            self._tenant_requests.labels(tenant, tier, outcome),
-            self._tenant_seconds.labels(tenant),
-            self._tenant_tokens.labels(tenant, tier, "prompt"),
-            self._tenant_tokens.labels(tenant, tier, "cached"),
-            self._tenant_tokens.labels(tenant, tier, "completion"),
-        )
-
-    def _series_of(self, dialect: str, tier: str, rule: str, outcome: str) -> Series:
+    def _series_of(self, dialect: str, tier: str, rule: str, outcome: str, tenant: str) -> Series:
         tier, rule = tier or "none", rule or "none"
         return (
             self._requests.labels(dialect, tier, rule, outcome),
             self._whole.labels(dialect, tier),
-            self._tokens.labels(tier, "prompt"),
-            self._tokens.labels(tier, "cached"),
-            self._tokens.labels(tier, "completion"),
+            _tokens(self._tokens, tier),
             self._first.labels(tier),
+            self._tenant_series_of(self._tenant(tenant), tier, outcome) if tenant else None,
+        )
+
+    def _tenant_series_of(self, tenant: str, tier: str, outcome: str) -> TenantSeries:
+        return (
+            self._tenant_requests.labels(tenant, tier, outcome),
+            self._tenant_seconds.labels(tenant),
+            _tokens(self._tenant_tokens, tenant, tier),
         )
 
     # what the console shows
@@ -385,6 +376,14 @@ class Metrics:
         """
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
+
+
+def _tokens(counter: Counter, *labels: str) -> Tokens:
+    return (
+        counter.labels(*labels, "prompt"),
+        counter.labels(*labels, "cached"),
+        counter.labels(*labels, "completion"),
+    )
 
 
 def _sums(pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
