@@ -29,6 +29,11 @@ TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f
 INVALID_VERSION = b"ff"
 NO_TRACE, NO_SPAN = b"0" * 32, b"0" * 16
 SAMPLED = 1
+# https://www.w3.org/TR/trace-context/#tracestate-header
+STATE_KEY = rb"[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13}"
+STATE_VALUE = rb"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+STATE_MEMBER = re.compile(rb"(%b)=%b" % (STATE_KEY, STATE_VALUE))
+MOST_MEMBERS = 32
 SETTLED_SECONDS = 0.5
 
 
@@ -41,6 +46,16 @@ def read_traceparent(value: bytes) -> tuple[bytes, bytes, bool] | None:
     if trace == NO_TRACE or span == NO_SPAN:
         return None
     return trace, span, bool(int(match[4], 16) & SAMPLED)
+
+
+def read_tracestate(value: bytes) -> bytes | None:
+    """A caller's header as it goes on, None where it is not valid: whoever gets such a one would log it."""
+    members = [member for part in value.split(b",") if (member := part.strip(b" \t"))]
+    found = [STATE_MEMBER.fullmatch(member) for member in members[: MOST_MEMBERS + 1]]
+    keys = {match[1] for match in found if match is not None}
+    if not members or len(members) > MOST_MEMBERS or len(keys) < len(members):
+        return None
+    return b",".join(members)
 
 
 class Tracer:
@@ -78,7 +93,9 @@ class Tracer:
         sent = headers.get(b"traceparent")
         parent = None if sent is None else read_traceparent(sent)
         if parent is not None:
-            return TraceIds(parent[0], own[16:], parent[1], parent[2], headers.get(b"tracestate"))
+            state = headers.get(b"tracestate")
+            kept = None if state is None else read_tracestate(state)
+            return TraceIds(parent[0], own[16:], parent[1], parent[2], kept)
         return TraceIds(own, own[16:], None, self._rand.random() < self._sample)
 
     def finish(self, record: Record, client: Client, asked: Asked | None) -> None:

@@ -18,7 +18,7 @@ from opentelemetry.semconv.attributes import (
 )
 from opentelemetry.trace import SpanKind, StatusCode
 
-from gateway.telemetry.traces import read_traceparent
+from gateway.telemetry.traces import read_traceparent, read_tracestate
 from tests.support.client import ask, until
 from tests.support.engine import FakeEngine, engines, hang, reply, reset, stream
 from tests.support.serving import serving
@@ -110,6 +110,45 @@ async def test_the_callers_flag_decides_else_the_configured_share(
 )
 def test_traceparents(value: str, expected: Any) -> None:
     assert read_traceparent(value.encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("a=b", "a=b"),
+        ("a=b, \tc@d=e f,,", "a=b,c@d=e f"),
+        (",".join(f"a{number}=b" for number in range(32)), ...),
+        (",".join(f"a{number}=b" for number in range(33)), None),
+        ("a=b,a=c", None),
+        ("a=b,c", None),
+        ("A=b", None),
+        ("1=b", None),
+        ("a=b=c", None),
+        ("a=\x9b31m", None),
+        ("k" * 257 + "=v", None),
+        ("k=" + "v" * 257, None),
+        (" , ", None),
+        ("", None),
+    ],
+)
+def test_tracestates(value: str, expected: Any) -> None:
+    whole = value if expected is ... else expected
+    assert read_tracestate(value.encode("latin-1")) == (None if whole is None else whole.encode())
+
+
+@pytest.mark.parametrize("state", [b"eagle", b"=", b"a=b,a=c", b"x=\x9b31m", b"a=b," * 40])
+async def test_a_state_that_is_none_is_dropped_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, state: bytes
+) -> None:
+    """OpenTelemetry's parser would log it for each span, and so would an engine."""
+    recorder = Recorder.make(sample=1)
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine), serving(tmp_path, {"fast": engine}, tracer=recorder.tracer) as served:
+        headers = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": state.decode("latin-1")}
+        await ask(served.port, CHAT.path, CHAT.ask(), headers=headers)
+        assert recorder.server().parent is not None
+        assert "tracestate" not in engine.last.headers
+    assert [one.name for one in caplog.records if one.name.startswith("opentelemetry")] == []
 
 
 async def test_what_is_in_the_spans(tmp_path: Path) -> None:
