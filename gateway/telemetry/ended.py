@@ -7,11 +7,15 @@ in a row, when the processor has it at hand. `python bench/telemetry.py` measure
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
+from collections.abc import Callable
 
 from gateway.telemetry.logs import AccessLog
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Record
+
+logger = logging.getLogger("dualgauge.gateway")
 
 MOST = 64
 """Told at once: some 0.2 ms, for which the event loop does nothing else."""
@@ -22,8 +26,9 @@ class Ended:
     """`access` may be None: nothing is logged then. All is for one event loop."""
 
     def __init__(self, metrics: Metrics, access: AccessLog | None) -> None:
-        self._metrics = metrics
-        self._access = access
+        self._hear: list[Callable[[Record], None]] = [metrics.count]
+        if access is not None:
+            self._hear.append(access.record)
         self._records: deque[Record] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -37,12 +42,15 @@ class Ended:
 
     def tell(self) -> None:
         """Have metrics and log know of all that have ended: before somebody reads them."""
-        records, metrics, access = self._records, self._metrics, self._access
+        records, hear = self._records, self._hear
         while records:
             record = records.popleft()
-            metrics.count(record)
-            if access is not None:
-                access.record(record)
+            for one in hear:
+                try:
+                    one(record)
+                except Exception:
+                    # Whoever calls has ended another request, and others wait behind this one.
+                    logger.exception("request %s is not told of everywhere", record.request_id)
 
     def _on_time(self) -> None:
         self._timer = None

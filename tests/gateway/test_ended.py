@@ -1,7 +1,10 @@
 """Requests that have ended are told to metrics and log some at a time, and none of them is lost or late."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
+
+import pytest
 
 from gateway.telemetry.ended import MOST, SECONDS, Ended
 from gateway.telemetry.logs import AccessLog
@@ -45,6 +48,34 @@ async def test_the_next_is_told_after_some_were(tmp_path: Path) -> None:
         ended.add(record(number))
         await asyncio.sleep(SECONDS * 2)
     assert access.waiting == 2
+
+
+@pytest.mark.parametrize("deaf", ["count", "record"])
+async def test_one_that_cannot_be_told_takes_no_other_with_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, deaf: str
+) -> None:
+    metrics = make(tmp_path, {"fast": "http://127.0.0.1:9"}).metrics
+    access = AccessLog(lambda data: None, lambda line: line.request_id.encode())
+    heard: dict[str, list[str]] = {"count": [], "record": []}
+
+    def hear(name: str, one: Record) -> None:
+        if name == deaf and one.request_id == "req_1":
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+        heard[name].append(one.request_id)
+
+    monkeypatch.setattr(metrics, "count", partial(hear, "count"))
+    monkeypatch.setattr(access, "record", partial(hear, "record"))
+    ended = Ended(metrics, access)
+    for number in range(3):
+        ended.add(record(number))
+    await asyncio.sleep(SECONDS * 2)
+    ended.add(record(3))
+    await asyncio.sleep(SECONDS * 2)
+    every = ["req_0", "req_1", "req_2", "req_3"]
+    assert heard.pop(deaf) == [one for one in every if one != "req_1"]
+    assert list(heard.values()) == [every]
+    told = [one.getMessage() for one in caplog.records if one.name == "dualgauge.gateway" and one.exc_info]
+    assert told == ["request req_1 is not told of everywhere"]
 
 
 async def test_a_scrape_knows_of_the_request_before_it(tmp_path: Path) -> None:
