@@ -134,11 +134,11 @@ class Crew(Together):
         """The local process serves no more; this is what it had counted."""
         for member in self._members:
             if isinstance(member, Local):
-                member.seen = families
+                member.seen.end(families)
                 self._forget(member)
 
     def _forget(self, member: Member) -> None:
-        self._past = series.lasting(self._past, member.seen)
+        self._past = series.lasting(self._past, member.seen.families)
         self._members.remove(member)
         self._changed.set()
 
@@ -320,7 +320,7 @@ class Crew(Together):
 
     def _heard(self, worker: Worker, what: str, body: msgspec.Raw) -> None:
         if what == "metrics":
-            worker.seen = decode(body, type=Families)
+            worker.seen.end(decode(body, type=Families))
         elif what == "stored":
             self._spread(decode(body, type=Stored), worker)
 

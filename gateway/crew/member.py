@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import socket
@@ -24,13 +25,36 @@ ANSWER_SECONDS = 5.0
 HANG_UP_SECONDS = 1.0
 
 
+class Counted:
+    """What a process had counted when it last told. It is asked by several at a time, and what it tells at
+    its end may be heard before an answer that it gave earlier: nothing takes the place of what is newer."""
+
+    def __init__(self) -> None:
+        self.families: Families = []
+        self._asked = 0
+        self._answered = 0.0
+
+    def ask(self) -> int:
+        """The number of a question that is put now."""
+        self._asked += 1
+        return self._asked
+
+    def answer(self, number: int, families: Families) -> None:
+        if number > self._answered:
+            self._answered, self.families = number, families
+
+    def end(self, families: Families) -> None:
+        """It counts no more."""
+        self._answered, self.families = math.inf, families
+
+
 class Member(Protocol):
-    """`number` is its place among the others, `seen` what it had counted when it last told; `cursor` and
-    `rows` are what it has told of its decisions."""
+    """`number` is its place among the others, `seen` what it has counted; `cursor` and `rows` are what it has
+    told of its decisions."""
 
     number: int
     state: State
-    seen: Families
+    seen: Counted
     cursor: str
     rows: dict[str, tuple[bytes, bool]]
 
@@ -47,7 +71,7 @@ class Local:
     def __init__(self, process: Process) -> None:
         self.number = 0
         self.state: State = "serving"
-        self.seen: Families = []
+        self.seen = Counted()
         self.cursor = ""
         self.rows: dict[str, tuple[bytes, bool]] = {}
         self.pid = os.getpid()
@@ -69,7 +93,7 @@ class Worker:
     ) -> None:
         self.number = number
         self.state: State = "starting"
-        self.seen: Families = []
+        self.seen = Counted()
         self.cursor = ""
         self.rows: dict[str, tuple[bytes, bool]] = {}
         self.since = since

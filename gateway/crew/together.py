@@ -86,12 +86,13 @@ class Together:
         """What all have counted; of one that does not answer, what it had when it last did."""
 
         async def one(member: Member) -> None:
+            number = member.seen.ask()
             with contextlib.suppress(SiteError, EOFError, TimeoutError):
-                member.seen = decode(await member.ask("metrics"), type=Families)
+                member.seen.answer(number, decode(await member.ask("metrics"), type=Families))
 
         await asyncio.gather(*map(one, self._serving + self._leaving))
-        serving = [member.seen for member in self._serving]
-        leaving = [member.seen for member in self._leaving]
+        serving = [member.seen.families for member in self._serving]
+        leaving = [member.seen.families for member in self._leaving]
         return series.merged(serving, leaving, self._past)
 
     async def _look_often(self) -> None:
