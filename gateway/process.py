@@ -84,6 +84,7 @@ class Process:
     async def live(self, cursor: str) -> bytes:
         gateway, live = self.gateway, self._live
         if live.due():
+            gateway.ended.tell()
             seen = {one.record.request_id: one for one in gateway.recent.look(gateway.clock())}
 
             def row(name: str) -> tuple[bytes, bool]:
@@ -103,6 +104,7 @@ class Process:
 
     async def tenants(self, totals: Mapping[str, tuple[float, float]] | None = None) -> dict[str, Any]:
         """`totals`: requests and tokens of each, where others have served them too."""
+        self.gateway.ended.tell()
         return await asking.tenants(self.gateway, totals)
 
     async def explain(self, pasted: bytes | str) -> dict[str, Any]:

@@ -86,6 +86,18 @@ async def test_a_scrape_knows_of_the_request_before_it(tmp_path: Path) -> None:
     assert 'dualgauge_tokens_total{kind="completion",tier="fast"}' in text
 
 
+async def test_the_console_knows_of_the_request_before_it(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    keys = "keys: [{name: ci, key: sk-secret}]"
+    async with engines(engine), serving(tmp_path, {"fast": engine}, keys=keys) as served:
+        for count in (1, 2):
+            await ask(served.port, CHAT.path, CHAT.ask(), headers={"x-api-key": "sk-secret"})
+            (tenant,) = (await get(served.admin, "/admin/tenants")).json["tenants"]
+            assert tenant["requests"] == count
+        rules = (await get(served.admin, "/admin/live")).json["state"]["rules"]
+        assert {rule["name"]: rule["requests"] for rule in rules}["everything else"] == count
+
+
 async def test_the_last_request_before_the_end_has_its_line(tmp_path: Path) -> None:
     engine = FakeEngine(reply(CHAT.reply))
     async with engines(engine):
