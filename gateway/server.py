@@ -177,6 +177,7 @@ def ending(stop: Callable[[], None], kill: Callable[[], None], grace: float) -> 
         if begun:
             logger.warning("ending at once")
             kill()
+            logging.shutdown()
             os._exit(130)
         begun = True
         stop()

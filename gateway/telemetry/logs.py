@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import select
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from datetime import UTC, datetime
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 import msgspec
 
@@ -24,11 +27,15 @@ from gateway.telemetry.record import GOOD, Outcome, Record
 QUIET = ("uvicorn", "uvicorn.error")
 """Loggers that say at `info` what ours say already."""
 MAX_QUEUE = 10_000
+MAX_MESSAGES = 2000
 CLOCK = "%H:%M:%S"
 BATCH = 200
 """Lines, some 100 KiB: larger buffers come from the kernel each time, which takes as long as writing."""
 EVERY_SECONDS = 0.2
 END_SECONDS = 1.0
+FLUSH_LOOK = 0.002
+CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+"""Characters that terminals obey, and how they are shown."""
 
 encode = msgspec.json.Encoder().encode
 Render = Callable[["Line"], bytes]
@@ -181,20 +188,97 @@ class AccessLog:
         queue = self._queue
         while queue:
             batch = [queue.popleft() for _ in range(min(BATCH, len(queue)))]
-            lines = [self._render(line) if isinstance(line, Line) else line for line in batch]
-            data = b"".join(lines)
             try:
+                data = b"".join(self._render(line) if isinstance(line, Line) else line for line in batch)
                 for piece in pieces(data) if self.shared else (data,):
                     self._write(piece)
-            except OSError:  # nobody reads us any more, or the disk is full
+            except Exception:  # noqa: BLE001 - nobody reads us any more, the disk is full: lines, and nothing else
                 self._unwritten += len(batch)
+
+
+class Messages(logging.Handler):
+    """What loggers say, written by a thread of its own: else all requests, and the end, would wait for
+    whoever reads standard error and has stopped. `write` is called there."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        super().__init__()
+        self._write = write
+        self._queue: queue.Queue[bytes] = queue.Queue(MAX_MESSAGES)
+        # Each is written by one thread alone.
+        self._overflown = 0
+        self._unwritten = 0
+        self._told = 0
+        threading.Thread(target=self._run, name="messages", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._queue.put_nowait(f"{self.format(record)}\n".encode())
+        except queue.Full:
+            self._overflown += 1
+        except Exception:  # noqa: BLE001 - as every handler does
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Return when all is written, after a second at most; `logging.shutdown` calls it."""
+        end = time.monotonic() + END_SECONDS
+        while self._queue.unfinished_tasks and time.monotonic() < end:
+            time.sleep(FLUSH_LOOK)
+
+    def _run(self) -> None:
+        while True:
+            message = self._queue.get()
+            try:
+                self._write(message)
+            except OSError:  # nobody reads us any more, or the disk is full
+                self._unwritten += 1
+            else:
+                self._tell_lost()
+            self._queue.task_done()
+
+    def _tell_lost(self) -> None:
+        lost = self._overflown + self._unwritten
+        if lost > self._told:
+            told = {"name": "dualgauge.logs", "levelno": logging.WARNING, "levelname": "WARNING"}
+            message = "%d messages before this one could not be written"
+            self.emit(logging.makeLogRecord({**told, "msg": message, "args": (lost - self._told,)}))
+            self._told = lost
+
+
+class _Out:
+    """Writes to a stream's file, past its buffer: what was not written is not to stay there, and no thread
+    may hold its lock where the interpreter ends. May be called on several threads."""
+
+    def __init__(self, stream: TextIO) -> None:
+        # Kept, since its file is closed when nobody has it any more.
+        self._stream = stream
+        self._fd = stream.fileno()
+        self._lock = threading.Lock()
+        self._torn = False
+
+    def write(self, data: bytes) -> None:
+        """Raises OSError."""
+        with self._lock:
+            # A full disk has cut a line: the next ones are not to be a part of it.
+            left = memoryview(b"\n" + data if self._torn else data)
+            while left:
+                try:
+                    done = os.write(self._fd, left)
+                except BlockingIOError:  # whoever shares the file has made it so
+                    room = select.poll()
+                    room.register(self._fd, select.POLLOUT)
+                    room.poll()
+                else:
+                    self._torn = True
+                    left = left[done:]
+            self._torn = False
 
 
 def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
     """Have all loggers of this process write to `stream` (standard error) as `part` says. The access log,
     where one is wanted, is to be started; its lines go the same way."""
-    out = sys.stderr if stream is None else stream
-    handler = logging.StreamHandler(out)
+    given = sys.stderr if stream is None else stream
+    # Python has none where the process was started without.
+    out = Path(os.devnull).open("w") if given is None else given  # noqa: SIM115 - as long as the process
     formatter: logging.Formatter
     render: Render
     if part.format == "console" or (part.format == "auto" and out.isatty()):
@@ -202,6 +286,8 @@ def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
         late = True
     else:
         formatter, render, late = _JsonLines(), _as_json, False
+    write = _Out(out).write
+    handler = Messages(write)
     handler.setFormatter(formatter)
     level = logging.getLevelName(part.level.upper())
     root = logging.getLogger()
@@ -211,15 +297,6 @@ def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
     logging.getLogger("dualgauge").setLevel(level)
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
-
-    def write(data: bytes) -> None:
-        handler.acquire()
-        try:
-            out.write(data.decode())
-            out.flush()
-        finally:
-            handler.release()
-
     if not part.access or level > logging.WARNING:
         return None
     return AccessLog(write, render, late=late, failures=level > logging.INFO)
@@ -228,14 +305,19 @@ def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
 class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         told = {
-            "event": record.getMessage(),
+            "event": _text(record.getMessage()),
             "level": record.levelname.lower(),
             "logger": record.name,
             "timestamp": datetime.fromtimestamp(record.created, UTC),
         }
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
+            told["exception"] = _text(self.formatException(record.exc_info))
         return encode(told).decode()
+
+
+def _text(told: str) -> str:
+    """As UTF-8 can say it: the name of a file need not be text."""
+    return told.encode("utf-8", "backslashreplace").decode()
 
 
 def pieces(data: bytes) -> Iterator[bytes]:
@@ -262,13 +344,18 @@ def _for_people(*, colors: bool) -> tuple[logging.Formatter, Render]:
         # The default shows local variables, which may hold what a client has sent.
         exception_formatter=structlog.dev.plain_traceback,
     )
+
+    def tamed(_: object, __: str, told: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        # What others have answered, a collector say, is not to steer the terminal.
+        return {k: _text(v).translate(CONTROLS) if isinstance(v, str) else v for k, v in told.items()}
+
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
             structlog.stdlib.add_log_level,
             structlog.stdlib.add_logger_name,
             structlog.processors.TimeStamper(fmt=CLOCK, utc=False),
         ],
-        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, tamed, renderer],
     )
 
     def render(line: Line) -> bytes:

@@ -1,6 +1,9 @@
 """Logs: a line for each request, JSON for machines, text for people, and nothing that a client said."""
 
-import io
+import asyncio
+import contextlib
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -11,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -39,6 +42,29 @@ def _loggers() -> Iterator[None]:
     for one, level, handlers in before:
         one.setLevel(level)
         one.handlers[:] = handlers
+
+
+class Log:
+    """A file that stands for standard error, `out`."""
+
+    def __init__(self, file: Path, out: TextIO) -> None:
+        self._file = file
+        self.out = out
+
+    def text(self) -> str:
+        """What is there when all messages have been written."""
+        logging.getLogger().handlers[0].flush()
+        return self._file.read_text()
+
+    def lines(self) -> list[str]:
+        return self.text().split("\n")[:-1]
+
+
+@pytest.fixture
+def log(tmp_path: Path, _loggers: None) -> Iterator[Log]:
+    file = tmp_path / "log"
+    with file.open("w") as out:
+        yield Log(file, out)
 
 
 def record(**changed: Any) -> Record:
@@ -162,7 +188,6 @@ logging.getLogger("dualgauge.gateway").warning("take care")
     assert "take care" in second
 
 
-@pytest.mark.usefixtures("_loggers")
 @pytest.mark.parametrize(
     ("part", "outcomes"),
     [
@@ -170,28 +195,26 @@ logging.getLogger("dualgauge.gateway").warning("take care")
         (LogsPart(format="json", level="warning"), ["timeout"]),
     ],
 )
-def test_a_level_of_warning_leaves_requests_that_failed(part: LogsPart, outcomes: list[str]) -> None:
-    out = io.StringIO()
-    access = configure(part, out)
+def test_a_level_of_warning_leaves_requests_that_failed(
+    log: Log, part: LogsPart, outcomes: list[str]
+) -> None:
+    access = configure(part, log.out)
     assert access is not None
     access.start()
     access.record(record())
     access.record(record(outcome="timeout"))
     access.close()
-    assert [json.loads(line)["outcome"] for line in out.getvalue().splitlines()] == outcomes
+    assert [json.loads(line)["outcome"] for line in log.lines()] == outcomes
 
 
-@pytest.mark.usefixtures("_loggers")
 @pytest.mark.parametrize("part", [LogsPart(access=False), LogsPart(level="error")])
-def test_there_may_be_no_access_log(part: LogsPart) -> None:
-    assert configure(part, io.StringIO()) is None
+def test_there_may_be_no_access_log(log: Log, part: LogsPart) -> None:
+    assert configure(part, log.out) is None
 
 
-@pytest.mark.usefixtures("_loggers")
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_traceback_has_no_values_of_variables(form: Any) -> None:
-    out = io.StringIO()
-    configure(LogsPart(format=form), out)
+def test_a_traceback_has_no_values_of_variables(log: Log, form: Any) -> None:
+    configure(LogsPart(format=form), log.out)
 
     def failing(prompt: str) -> None:
         raise ValueError("no")
@@ -200,19 +223,17 @@ def test_a_traceback_has_no_values_of_variables(form: Any) -> None:
         failing(MARKED)
     except ValueError:
         logging.getLogger("dualgauge.gateway").exception("it failed")
-    assert "ValueError: no" in out.getvalue()
-    assert MARKED not in out.getvalue()
+    assert "ValueError: no" in log.text()
+    assert MARKED not in log.text()
 
 
-@pytest.mark.usefixtures("_loggers")
-def test_other_loggers_write_in_the_same_way() -> None:
-    out = io.StringIO()
-    configure(LogsPart(format="json", level="debug"), out)
+def test_other_loggers_write_in_the_same_way(log: Log) -> None:
+    configure(LogsPart(format="json", level="debug"), log.out)
     logging.getLogger("uvicorn.error").error("a %s", "b")
     logging.getLogger("uvicorn.error").info("started")
     logging.getLogger("urllib3").debug("GET /")
     logging.getLogger("dualgauge.x").debug("fine")
-    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    told = [json.loads(line) for line in log.lines()]
     assert [(line["logger"], line["level"], line["event"]) for line in told] == [
         ("uvicorn.error", "error", "a b"),
         ("dualgauge.x", "debug", "fine"),
@@ -231,6 +252,116 @@ def test_a_line_has_what_is_known() -> None:
     assert (line.prompt_tokens, line.completion_tokens, line.cached_tokens) == (3, 4, 2)
     assert (line.asked_seconds, line.first_token_seconds, line.queue_seconds) == (0.1, 0.25, 0.05)
     assert line.seconds == 0.5
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_what_others_have_answered_does_not_steer_a_terminal(log: Log, form: Any) -> None:
+    configure(LogsPart(format=form), log.out)
+    logging.getLogger("dualgauge.traces").warning("it said: %s", "\x1b[2J\x9b31m\x07\x7f\r over\ttab")
+    told = log.text().encode()
+    assert b"\x1b[2J" not in told
+    assert b"tab" in told
+    if form == "console":
+        assert rb"\x1b[2J\x9b31m\x07\x7f\x0d over" in told
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_the_name_of_a_file_need_not_be_text(log: Log, form: Any) -> None:
+    configure(LogsPart(format=form), log.out)
+    logging.getLogger("dualgauge.gateway").warning("%s was changed", os.fsdecode(b"/etc/\xff.yaml"))
+    (line,) = log.lines()
+    assert "was changed" in line
+    assert "udcff.yaml" in line
+
+
+@contextlib.contextmanager
+def full_pipe() -> Iterator[tuple[int, TextIO]]:
+    """A pipe that nobody reads, filled to the brim: its reading end, and the one that stands for standard
+    error."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "w") as out:
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(writing, b"x" * 4095 + b"\n")
+        yield reading, out
+
+
+def read_all(fd: int, end: str) -> str:
+    """What comes until it ends so."""
+    told = b""
+    while not told.endswith(end.encode()):
+        told += os.read(fd, 1 << 16)
+    return told.decode()
+
+
+@pytest.mark.usefixtures("_loggers")
+def test_nobody_waits_for_a_reader_that_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_MESSAGES", 3)
+    monkeypatch.setattr(logs, "END_SECONDS", 0.1)
+    gateway = logging.getLogger("dualgauge.gateway")
+    with full_pipe() as (reading, out):
+        access = configure(LogsPart(format="json"), out)
+        assert access is not None
+        access.start()
+        access.record(record())
+        access.close()
+        for number in range(10):
+            gateway.warning("message %d", number)
+        logging.getLogger().handlers[0].flush()
+        told = read_all(reading, "}\n")
+        while "could not be written" not in told:
+            told += read_all(reading, "}\n")
+    lines = [json.loads(line) for line in told.split("\n")[1:-1]]
+    assert lines[0]["event"] == "request"
+    kept = [line["event"] for line in lines if line["event"].startswith("message")]
+    assert kept == [f"message {number}" for number in range(len(kept))]
+    assert f"{10 - len(kept)} messages before this one could not be written" in lines[-1]["event"]
+
+
+async def test_a_gateway_serves_and_ends_whose_log_is_not_read(tmp_path: Path) -> None:
+    engine = FakeEngine(reply(CHAT.reply))
+    async with engines(engine):
+        with full_pipe() as (_, out), process(tmp_path, {"fast": engine}, output=out) as served:
+            async with asyncio.timeout(20):
+                while (await ask(served.port, CHAT.path, CHAT.ask())).status != 200:
+                    await asyncio.sleep(0.01)
+                served.process.terminate()
+                assert await asyncio.to_thread(served.process.wait) == 0
+
+
+def test_a_line_that_a_full_disk_has_cut_is_no_part_of_the_next(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure(LogsPart(format="json"), log.out)
+    write, full = os.write, iter([False, True])
+
+    def short(fd: int, data: Any) -> int:
+        match next(full, None):
+            case False:
+                return write(fd, data[:10])
+            case True:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            case _:
+                return write(fd, data)
+
+    monkeypatch.setattr(os, "write", short)
+    for number in range(2):
+        logging.getLogger("dualgauge.gateway").warning("message %d", number)
+    cut, second, lost = log.lines()
+    assert len(cut) == 10
+    assert json.loads(second)["event"] == "message 1"
+    assert json.loads(lost)["event"] == "1 messages before this one could not be written"
+
+
+def test_without_a_standard_error_it_starts_all_the_same() -> None:
+    code = """
+import logging
+from gateway.config import LogsPart
+from gateway.telemetry.logs import configure
+assert configure(LogsPart()) is not None
+logging.getLogger("dualgauge.gateway").warning("nobody hears it")
+"""
+    argv = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, code]
+    subprocess.run(argv, check=True, timeout=60)
 
 
 def test_lines_that_cannot_be_written_are_counted() -> None:

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from gateway.admin import admin_app
 from gateway.app import Public, build, running
@@ -179,9 +179,11 @@ def process(
     policy: str = PLAIN,
     keys: str | None = None,
     port: int = 0,
+    output: TextIO | None = None,
     **settings: Any,
 ) -> Iterator[ServedProcess]:
-    """`dualgauge serve` as a process of its own, answering on both ports; killed at the end."""
+    """`dualgauge serve` as a process of its own, answering on both ports; killed at the end. What it writes
+    goes to `output`, else to `log`."""
     (folder / "policy.yaml").write_text(policy)
     if keys is not None:
         (folder / "keys.yaml").write_text(keys)
@@ -191,10 +193,10 @@ def process(
     file = folder / "dualgauge.yaml"
     file.write_text(json.dumps({**deployment(tiers, **settings), **addresses}))
     log = folder / "gateway.log"
-    with log.open("w") as output:
+    with log.open("w") as kept:
         child = subprocess.Popen(
             [sys.executable, "-m", "gateway.cli", "serve", "--config", str(file)],
-            stdout=output,
+            stdout=kept if output is None else output,
             stderr=subprocess.STDOUT,
             text=True,
         )
