@@ -7,6 +7,7 @@ counted, and two lines tell it: one when that begins, one when it has ended.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,11 @@ EXPORT_SECONDS = 2.0
 END_SECONDS = 1.8
 # https://opentelemetry.io/docs/specs/otlp/#otlphttp-request
 HTTP_PATH = "/v1/traces"
+CREDENTIALS = (
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER",
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER",
+)
+"""Variables with which OpenTelemetry's exporter makes a session itself."""
 SILENT = logging.NullHandler()
 
 
@@ -198,8 +204,12 @@ def otlp_exporter(url: str) -> SpanExporter:
         )
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
 
+    from gateway.telemetry.answers import Session
+
     whole = url if parts.path.endswith(HTTP_PATH) else url.rstrip("/") + HTTP_PATH
-    return OverHttp(endpoint=whole, timeout=EXPORT_SECONDS)
+    # An operator's own session knows how to sign in to a collector.
+    own = any(os.environ.get(name) for name in CREDENTIALS)
+    return OverHttp(endpoint=whole, timeout=EXPORT_SECONDS, session=None if own else Session(EXPORT_SECONDS))
 
 
 def shown(url: str) -> str:

@@ -1,22 +1,26 @@
 """Spans on their way to a collector: both protocols, and every way in which one fails."""
 
+import contextlib
 import importlib.util
 import json
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from gateway.config import parse, speaks_grpc
+from gateway.telemetry import export
 from gateway.telemetry.export import MAX_QUEUE, Later, Sender, otlp_exporter, shown
 from gateway.telemetry.traces import Tracer
 from policies.document import ProblemsError
@@ -150,6 +154,74 @@ async def test_a_collector_that_never_answers_does_not_hold_up_the_end(tmp_path:
         async with serving(tmp_path, {"fast": engine}, telemetry=telemetry) as served:
             assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
             await until(lambda: collector.generations == 1)
+
+
+def span() -> ReadableSpan:
+    """One that can be sent."""
+    ended = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(ended))
+    provider.get_tracer("test").start_span("x").end()
+    return ended.get_finished_spans()[0]
+
+
+class Answers(BaseHTTPRequestHandler):
+    """A collector whose answer is `heads`, and then `again` without an end."""
+
+    heads = again = b""
+    pause = 0.0
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
+        self.wfile.write(b"HTTP/1.1 " + self.heads)
+        with contextlib.suppress(OSError):
+            while self.again:
+                self.wfile.write(self.again)
+                time.sleep(self.pause)
+
+
+@pytest.mark.parametrize(
+    ("heads", "again", "pause", "why"),
+    [
+        (
+            b"308 Permanent Redirect\r\nlocation: https://h/v1/traces\r\ncontent-length: 0\r\n\r\n",
+            b"",
+            0.0,
+            "it redirects to https://h/v1/traces, name that in `telemetry.otlp`",
+        ),
+        (b"304 Not Modified\r\n\r\n", b"", 0.0, "it redirects to nowhere"),
+        (b"200 OK\r\n\r\n", b"x" * 1000, 0.0, "its answer does not end"),
+        (b"200 OK\r\ntransfer-encoding: chunked\r\n\r\n", b"1\r\nx\r\n", 0.1, "its answer does not end"),
+        (b"200 OK\r\ncontent-length: 1000\r\n\r\n", b"x", 0.1, "its answer does not end"),
+        (b"200 OK\r\ncontent-length: 2\r\n\r\nhi", b"", 0.0, None),
+    ],
+)
+def test_an_answer_that_is_none_costs_spans(
+    monkeypatch: pytest.MonkeyPatch,
+    root: list[logging.LogRecord],
+    heads: bytes,
+    again: bytes,
+    pause: float,
+    why: str | None,
+) -> None:
+    monkeypatch.setattr(export, "EXPORT_SECONDS", 0.5)
+    kind = type("Some", (Answers,), {"heads": heads, "again": again, "pause": pause})
+    with ThreadingHTTPServer(("127.0.0.1", 0), kind) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        sender = Sender(otlp_exporter(f"http://127.0.0.1:{server.server_port}"), "it")
+        began = time.monotonic()
+        sender.put([span()])
+        sender.flush()
+        sender.close()
+        server.shutdown()
+    assert time.monotonic() - began < 5
+    assert (sender.sent, sender.dropped) == ((1, 0) if why is None else (0, 1))
+    told = [r.getMessage() for r in root]
+    assert len(told) == (why is not None)
+    assert why is None or why in told[0]
 
 
 class Exporter(SpanExporter):
