@@ -21,7 +21,7 @@ from gateway.cli.serve import restart_command
 from gateway.crew import PLACE
 from gateway.crew.worker import PROTOCOL
 from tests.gateway.test_workers import SHORT, STREAM, eventually, gone, pids, streams, value, workers
-from tests.support.client import Wire, ask, get
+from tests.support.client import Wire, ask, get, until
 from tests.support.engine import Exchange, FakeEngine, Script, engines, hang, reply
 from tests.support.redis import needs_redis
 from tests.support.serving import PLAIN, ServedProcess, process
@@ -181,7 +181,7 @@ async def test_a_replacement_that_does_not_come_up_changes_nothing(tmp_path: Pat
         config = str(tmp_path / "dualgauge.yaml")
         answer = await restart(served)
         assert answer.status in (400, 500)
-        assert f"{file}" in served.log.read_text()
+        await until(lambda: file in served.log.read_text())
         assert await serving(served) == {served.process.pid}
         assert (await ask(served.port, CHAT.path, CHAT.ask())).status == 200
         if file == "policy.yaml":

@@ -15,7 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.telemetry.decision_files import lines, whole
-from tests.support.client import Reply, Wire, ask, get
+from tests.support.client import Reply, Wire, ask, get, until
 from tests.support.engine import FakeEngine, engines, reply, stream
 from tests.support.redis import needs_redis, server
 from tests.support.serving import PLAIN, ServedProcess, process
@@ -178,7 +178,7 @@ async def test_a_worker_that_is_killed_is_replaced_while_others_serve(tmp_path: 
         assert other in after
         assert await value(served, "dualgauge_worker_deaths_total") == 1
         assert await value(served, "dualgauge_requests_total") >= 2 * MANY
-        assert f"(pid {victim}) was ended by SIGKILL" in served.log.read_text()
+        await until(lambda: f"(pid {victim}) was ended by SIGKILL" in served.log.read_text())
 
 
 async def test_others_take_the_clients_of_a_worker_that_does_not_come_up(tmp_path: Path) -> None:
