@@ -53,6 +53,7 @@ AT_LEAST_NONE = ("stop", "logprobs", "bad_words", "token_ids", "logit_bias")
 HOST = r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?"
 FETCH = re.compile(rf"\*|(?:\*\.)?{HOST}")
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,62}")
+IN_A_HEADER = re.compile(r"[!-~]([ -~]*[!-~])?")
 SHA256 = re.compile(r"sha256:[0-9a-f]{64}")
 STORE = re.compile(r"rediss?(\+sentinel|\+cluster)?|unix")
 OTLP = re.compile(r"(https?|grpcs?)://[^/]")
@@ -569,6 +570,9 @@ class _Checks:
             found.append(self._at(("admin",), message))
         if file.admin_token is not None and not file.admin_token.strip():
             found.append(self._at(("admin_token",), "is empty, so that no token would be asked: write one"))
+        elif file.admin_token is not None and not IN_A_HEADER.fullmatch(file.admin_token):
+            message = "cannot be sent in a header: use printable ASCII, without a blank at its ends"
+            found.append(self._at(("admin_token",), message))
         if file.listen.port and file.listen.port == file.admin.port:
             message = f"port {file.admin.port} is both `listen`'s and `admin`'s: change one"
             found.append(self._at(("admin",) if "admin" in self._given else ("listen",), message))

@@ -134,6 +134,9 @@ INVALID = [
     (HEAD + "version: '1'\n", "3:10: error: this Dualgauge reads `version: 1`"),
     (HEAD + "version: true\n", "3:10: error: this Dualgauge reads `version: 1`"),
     (HEAD + "admin_token: ''\n", "3:14: error: is empty, so that no token would be asked"),
+    (HEAD + "admin_token: gehei\u00df\n", "3:14: error: cannot be sent in a header: use printable ASCII"),
+    (HEAD + 'admin_token: "two\\nlines"\n', "3:14: error: cannot be sent in a header"),
+    (HEAD + "admin_token: 'blank '\n", "3:14: error: cannot be sent in a header"),
     (HEAD + "admin_token: ${NOPE}\n", "3:14: error: the environment variable NOPE is not set"),
     (engine(EXTERNAL.replace("fast", "exakt")), "3:21: error: unknown tier `exakt`; did you mean `exact`?"),
     (engine(EXTERNAL.replace("external", "vlm")), "3:33: error: unknown value `vlm`; did you mean `vllm`?"),
@@ -245,7 +248,11 @@ def test_a_collector_of_an_empty_variable_is_none() -> None:
 
 
 def test_an_expanded_value_cannot_become_structure() -> None:
-    assert read(HEAD + "admin_token: ${T}\n", T="a\nworkers: 5").workers == 1
+    config = read(HEAD + "admin_token: ${T}\n", T="a, workers: 5 # {")
+    assert (config.workers, config.admin_token) == (1, "a, workers: 5 # {")
+    text = HEAD + "telemetry: {otlp: '${T}'}\n"
+    with pytest.raises(ProblemsError, match="3:19: error"):
+        read(text, T="http://h\nworkers: 5")
 
 
 def test_launched_engines_get_ports_one_after_the_other() -> None:
