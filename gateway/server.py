@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dualgauge.gateway")
 
 OPEN_FILES = 65536
+LAST_STANDARD_FILE = 2
 THREAD_SECONDS = 0.0001
 
 
@@ -213,6 +214,14 @@ def allow_open_files(wanted: int = OPEN_FILES) -> None:
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def keep_standard_files() -> None:
+    """Have descriptors 0 to 2 be there, whoever started this process: else a socket would be standard error,
+    and uvloop aborts where it closes one of them."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= LAST_STANDARD_FILE:
+        pass
+    os.close(opened)
 
 
 def run(serving: Coroutine[Any, Any, None]) -> None:

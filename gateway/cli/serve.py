@@ -74,9 +74,10 @@ def serve_command(path: Path, listen: str | None) -> None:
 
 def _serve(config: Config, listen: str | None) -> None:
     """As one process, as the parent of several, or as one of these."""
-    from gateway.server import oversee, run, serve
+    from gateway.server import keep_standard_files, oversee, run, serve
     from gateway.telemetry.logs import configure
 
+    keep_standard_files()
     place = os.environ.pop(PLACE, None)
     access = configure(config.logs)
     if access is not None:
