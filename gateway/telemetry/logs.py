@@ -9,12 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import select
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,6 +21,7 @@ from typing import Any, TextIO
 import msgspec
 
 from gateway.config import LogsPart
+from gateway.telemetry.output import pieces, writing
 from gateway.telemetry.record import GOOD, Outcome, Record
 
 QUIET = ("uvicorn", "uvicorn.error")
@@ -244,35 +244,6 @@ class Messages(logging.Handler):
             self._told = lost
 
 
-class _Out:
-    """Writes to a stream's file, past its buffer: what was not written is not to stay there, and no thread
-    may hold its lock where the interpreter ends. May be called on several threads."""
-
-    def __init__(self, stream: TextIO) -> None:
-        # Kept, since its file is closed when nobody has it any more.
-        self._stream = stream
-        self._fd = stream.fileno()
-        self._lock = threading.Lock()
-        self._torn = False
-
-    def write(self, data: bytes) -> None:
-        """Raises OSError."""
-        with self._lock:
-            # A full disk has cut a line: the next ones are not to be a part of it.
-            left = memoryview(b"\n" + data if self._torn else data)
-            while left:
-                try:
-                    done = os.write(self._fd, left)
-                except BlockingIOError:  # whoever shares the file has made it so
-                    room = select.poll()
-                    room.register(self._fd, select.POLLOUT)
-                    room.poll()
-                else:
-                    self._torn = True
-                    left = left[done:]
-            self._torn = False
-
-
 def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
     """Have all loggers of this process write to `stream` (standard error) as `part` says. The access log,
     where one is wanted, is to be started; its lines go the same way."""
@@ -286,7 +257,7 @@ def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
         late = True
     else:
         formatter, render, late = _JsonLines(), _as_json, False
-    write = _Out(out).write
+    write = writing(out)
     handler = Messages(write)
     handler.setFormatter(formatter)
     level = logging.getLevelName(part.level.upper())
@@ -318,16 +289,6 @@ class _JsonLines(logging.Formatter):
 def _text(told: str) -> str:
     """As UTF-8 can say it: the name of a file need not be text."""
     return told.encode("utf-8", "backslashreplace").decode()
-
-
-def pieces(data: bytes) -> Iterator[bytes]:
-    """Whole lines, as many in a piece as a pipe takes without mixing them with others'."""
-    while len(data) > select.PIPE_BUF:
-        end = data.rfind(b"\n", 0, select.PIPE_BUF) + 1 or data.find(b"\n") + 1 or len(data)
-        yield data[:end]
-        data = data[end:]
-    if data:
-        yield data
 
 
 def _as_json(line: Line) -> bytes:

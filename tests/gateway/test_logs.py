@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import fcntl
+import io
 import json
 import logging
 import os
@@ -317,6 +318,16 @@ def test_nobody_waits_for_a_reader_that_has_stopped(monkeypatch: pytest.MonkeyPa
     assert f"{10 - len(kept)} messages before this one could not be written" in lines[-1]["event"]
 
 
+@pytest.mark.usefixtures("_loggers")
+def test_a_file_that_does_not_block_is_waited_for() -> None:
+    with full_pipe() as (reading, out):
+        os.set_blocking(out.fileno(), False)
+        configure(LogsPart(format="json"), out)
+        logging.getLogger("dualgauge.gateway").warning("take care")
+        told = read_all(reading, "}\n")
+    assert json.loads(told.split("\n")[1])["event"] == "take care"
+
+
 async def test_a_gateway_serves_and_ends_whose_log_is_not_read(tmp_path: Path) -> None:
     engine = FakeEngine(reply(CHAT.reply))
     async with engines(engine):
@@ -350,6 +361,15 @@ def test_a_line_that_a_full_disk_has_cut_is_no_part_of_the_next(
     assert len(cut) == 10
     assert json.loads(second)["event"] == "message 1"
     assert json.loads(lost)["event"] == "1 messages before this one could not be written"
+
+
+@pytest.mark.usefixtures("_loggers")
+def test_what_somebody_has_put_in_the_place_of_standard_error_is_written_to() -> None:
+    out = io.StringIO()
+    configure(LogsPart(format="json"), out)
+    logging.getLogger("dualgauge.gateway").warning("take care")
+    logging.getLogger().handlers[0].flush()
+    assert json.loads(out.getvalue())["event"] == "take care"
 
 
 def test_without_a_standard_error_it_starts_all_the_same() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge
 
 from gateway.telemetry.counters import Counter, Histogram
-from gateway.telemetry.logs import pieces
+from gateway.telemetry.output import pieces
 from gateway.telemetry.series import Families, families, lasting, merged, scrape
 
 counts = st.dictionaries(st.sampled_from(["a", "b", "c"]), st.integers(0, 1000))
