@@ -238,10 +238,23 @@ def _read(path: Path) -> str:
 
 def disk_free(path: Path) -> tuple[int, Path]:
     """Bytes that this user can still write where `path` is or would be, and the folder that exists there."""
-    folder = path.absolute()
-    while not folder.exists():
-        folder = folder.parent
+    folder = existing(path)
     return shutil.disk_usage(folder).free, folder
+
+
+def existing(path: Path) -> Path:
+    """The path, or the nearest folder above it that is there, as far as this user may see."""
+    path = path.absolute()
+    while not _seen(path):
+        path = path.parent
+    return path
+
+
+def _seen(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:  # Python 3.14 says False by itself
+        return False
 
 
 def gib(count: int) -> str:

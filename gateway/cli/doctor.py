@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from gateway.cli.options import config_option
+from gateway.config import DEFAULT_FILE
 
 if TYPE_CHECKING:
     from engines.hardware import Runner
@@ -108,7 +109,10 @@ def _configuration(path: Path) -> tuple[Config | None, tuple[Finding, ...]]:
         config = read(path)
     except FileNotFoundError:
         do = "`dualgauge up` writes one that fits this machine; name another with --config"
-        return None, (Finding("warning", f"there is no {path}", do),)
+        # Without --config the machine alone may be meant; a file that was named is.
+        return None, (
+            Finding("warning" if path == Path(DEFAULT_FILE) else "fault", f"there is no {path}", do),
+        )
     except ProblemsError as error:
         return None, _told(error.diagnostics)
     except (OSError, UnicodeDecodeError) as error:
@@ -128,12 +132,15 @@ def _configuration(path: Path) -> tuple[Config | None, tuple[Finding, ...]]:
 
 def _told(diagnostics: Iterable[Diagnostic]) -> tuple[Finding, ...]:
     from gateway.cli.findings import Finding
+    from gateway.files import UNREADABLE
 
     return tuple(
         Finding(
             "fault" if problem.severity == "error" else "warning",
             f"{problem.file}:{problem.line}:{problem.column}: {problem.message}",
-            f"mend line {problem.line} of {problem.file}",
+            f"see that {problem.file} is there and that the gateway's user may read it, or name another"
+            if problem.message.startswith(UNREADABLE)
+            else f"mend line {problem.line} of {problem.file}",
         )
         for problem in diagnostics
     )

@@ -5,7 +5,9 @@ Each finding says what to do; none of the checks changes anything.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import os
 import re
 import resource
 import stat
@@ -15,14 +17,15 @@ from typing import Literal
 
 import msgspec
 
-from engines import plan
-from engines.hardware import Gpu, Machine, Runner
+from engines import home, plan
+from engines.hardware import Gpu, Machine, Runner, existing
 from engines.recipes import recipe
 from engines.spec import EngineSpec
 from gateway.cli.failures import Failure
 from gateway.cli.plan import local_facts
 from gateway.cli.preflight import Need, disk_problem, port_problems
 from gateway.config import Config, HostPort
+from policies.document import ProblemsError, load
 
 Level = Literal["fault", "warning"]
 FAULT: Level = "fault"
@@ -36,8 +39,10 @@ CAPABILITY = (7, 5)
 BF16 = (8, 0)
 OPEN_FILES = 4096
 TIME_ERROR = 5
-LITERAL = re.compile(r"\b(?:admin_token|api_key)\s*:\s*(?![\"']?\$\{)[^\s#]")
-"""A secret written out, where a `${NAME}` would keep it elsewhere."""
+SECRETS = ("admin_token", "api_key", "key")
+SECRET_VARIABLE = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD)$")
+"""Names of environment variables, as an engine's `env` has them."""
+PASSWORD = re.compile(r"(?<=://)[^/@]*:[^/@]+(?=@)|(?<=[?&])(?:sentinel_)?password=[^&]+")
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -53,11 +58,14 @@ def driver(specs: Sequence[EngineSpec], machine: Machine, runner: Runner) -> Ite
     wanted = [spec for spec in specs if spec.kind == "vllm" and spec.gpu is not None]
     if wanted and not machine.gpus:
         names = ", ".join(spec.name for spec in wanted)
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
         yield Finding(
             "fault",
-            f"no NVIDIA GPU is seen, and {names} is to run on one",
-            "see what `nvidia-smi` says: install the driver, load it (`modprobe nvidia`), in a container use "
-            "`--gpus all`; or leave `gpu` out to run on the CPU",
+            f"no NVIDIA GPU is seen, and {names} {'is' if len(wanted) == 1 else 'are'} to run on one",
+            "CUDA_VISIBLE_DEVICES hides all: `unset CUDA_VISIBLE_DEVICES`"
+            if hidden
+            else "see what `nvidia-smi` says: install the driver, load it (`modprobe nvidia`), "
+            "in a container use `--gpus all`; or leave `gpu` out to run on the CPU",
         )
     known = {gpu.index: gpu for gpu in machine.gpus}
     for spec in wanted:
@@ -123,8 +131,8 @@ def ports(config: Config) -> Iterator[Finding]:
     from gateway.cli.prepare import listeners
 
     for problem in port_problems(listeners(config, config.listen)):
-        what, _, do = problem.partition(". ")
-        yield Finding("fault", what, do.rstrip(".") or "change the port")
+        what, _, do = problem.rstrip(".").partition(". ")
+        yield Finding("fault", what, do.removeprefix("Or "))
 
 
 def disk(config: Config) -> Iterator[Finding]:
@@ -138,8 +146,11 @@ def disk(config: Config) -> Iterator[Finding]:
     except Failure as error:
         what, _, do = error.message.partition(". ")
         yield Finding("fault", what, do or "free some")
+    if launched:
+        yield from _writable(home.data_home(), "environments and models", "name another in DUALGAUGE_HOME")
     log = config.decision_log
     if log is not None:
+        yield from _writable(Path(log.path), "the decision log", "change `decision_log.path`")
         problem = disk_problem([Need(Path(log.path).parent, log.size * (log.keep + 1), "the decision log")])
         if problem is not None:
             yield Finding(
@@ -147,33 +158,103 @@ def disk(config: Config) -> Iterator[Finding]:
             )
 
 
+def _writable(path: Path, what: str, do: str) -> Iterator[Finding]:
+    """Whether this user may make and write it; no folder is tried, only asked about."""
+    there = existing(path)
+    if not os.access(there, os.W_OK | (os.X_OK if there.is_dir() else 0)):
+        user = f"the user that runs Dualgauge (here: uid {os.geteuid()})"
+        yield Finding(FAULT, f"{there} cannot be written, for {what}", f"give it to {user}, or {do}")
+
+
 def files(config: Config) -> Iterator[Finding]:
     """Who may read and change what decides: the configuration, its keys, its policy, its models."""
-    secret = bool(LITERAL.search(config.path.read_text("utf-8")))
-    yield from _file(config.path, "has a token or key in plain" if secret else None)
-    if config.keys is not None and config.keys.is_file():
-        plain = re.search(r"\bkey\s*:", config.keys.read_text("utf-8")) is not None
-        yield from _file(config.keys, "has keys in plain" if plain else "has the keys' hashes")
+    with contextlib.suppress(OSError):  # one that was just moved away
+        plain = _written_out(config.path.read_text("utf-8"))
+        yield from _file(config.path, f"has {plain} in plain" if plain else None, FAULT)
+    folders = {config.folder}
+    if config.keys is not None:
+        folders.add(config.keys.parent)
+        with contextlib.suppress(OSError):  # one that cannot be read is a mistake in the configuration
+            plain = _written_out(config.keys.read_text("utf-8"))
+            why = "has keys in plain" if plain else "has the keys' hashes"
+            yield from _file(config.keys, why, FAULT if plain else WARNING)
     policy = Path(config.policy)
-    if policy.is_absolute() and policy.exists():
-        yield from _file(policy, None)
-    for spec in config.engines:
-        folder = Path(spec.model or "")
-        if folder.is_absolute() and folder.is_dir():
-            yield from _file(folder, None)
+    if policy.is_absolute():
+        folders.add(policy.parent)
+        with contextlib.suppress(OSError):
+            yield from _file(policy)
+    for folder in sorted(folders):
+        yield from _folder(folder)
+    for model in sorted({Path(spec.model or "") for spec in config.engines}):
+        if model.is_absolute():
+            yield from _model(model)
 
 
-def _file(path: Path, secret: str | None) -> Iterator[Finding]:
-    """`secret` is why others must not read it."""
+def _written_out(text: str) -> str | None:
+    """The kind of secret that stands in a file of ours, where a `${NAME}` would keep it elsewhere."""
+    try:
+        value = load(text, "").value
+    except ProblemsError:
+        return None  # told already
+    return next((kind for kind in map(_secret, _pairs(value)) if kind is not None), None)
+
+
+def _pairs(value: object) -> Iterator[tuple[str, str]]:
+    """Each text of a document, with its key."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    for key, each in value.items() if isinstance(value, dict) else ():
+        if isinstance(each, str):
+            yield str(key), each
+        else:
+            yield from _pairs(each)
+
+
+def _secret(pair: tuple[str, str]) -> str | None:
+    key, text = pair
+    if (key in SECRETS or SECRET_VARIABLE.search(key)) and text and "${" not in text:
+        return "a token or key"
+    if key == "store" and (match := PASSWORD.search(text)) is not None and "${" not in match[0]:
+        return "Redis's password"
+    return None
+
+
+def _file(path: Path, secret: str | None = None, level: Level = FAULT) -> Iterator[Finding]:
+    """`secret` is why others must not read it, and `level` how bad that is. Raises OSError."""
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         # A group may be its owner's alone, as Ubuntu makes them.
-        who, level = ("everybody", FAULT) if mode & stat.S_IWOTH else ("its group", WARNING)
-        yield Finding(level, f"{path} (mode {mode:o}) can be changed by {who}", f"chmod go-w {path}")
+        who, how = ("everybody", FAULT) if mode & stat.S_IWOTH else ("its group", WARNING)
+        yield Finding(how, f"{path} (mode {mode:o}) can be changed by {who}", f"chmod go-w {path}")
     if secret is not None and mode & (stat.S_IRGRP | stat.S_IROTH):
         who = "everybody" if mode & stat.S_IROTH else "its group"
-        level = FAULT if "plain" in secret else WARNING
         yield Finding(level, f"{path} (mode {mode:o}) {secret} and can be read by {who}", f"chmod 600 {path}")
+
+
+def _folder(path: Path) -> Iterator[Finding]:
+    """Who may write a folder may replace what is in it; where it is sticky, as /tmp is, only their own."""
+    with contextlib.suppress(OSError):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            what = f"everybody can replace what is in {path} (mode {mode:o})"
+            yield Finding(FAULT, what, f"chmod go-w {path}")
+
+
+def _model(path: Path) -> Iterator[Finding]:
+    try:
+        yield from _file(path)
+        inside = sorted(file for file in path.iterdir() if file.stat().st_mode & stat.S_IWOTH)
+    except FileNotFoundError:
+        return  # an engine's own trouble: external ones have their models elsewhere
+    except NotADirectoryError:
+        return  # a GGUF file
+    except OSError as error:
+        do = f"let the user that runs the engine read it: chmod -R a+rX {path}"
+        yield Finding(FAULT, f"{path} cannot be read: {error.strerror}", do)
+        return
+    if inside:
+        some = f"{inside[0].name} and {len(inside) - 1} others" if len(inside) > 1 else inside[0].name
+        yield Finding(FAULT, f"{some} in {path} can be changed by everybody", f"chmod -R go-w {path}")
 
 
 def clock(synchronised: bool | None = None) -> Iterator[Finding]:

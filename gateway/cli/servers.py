@@ -18,6 +18,7 @@ from gateway.cli.findings import Finding
 from gateway.config import Config
 
 if TYPE_CHECKING:
+    import httpx2
     from redis.asyncio.connection import AbstractConnection
 
     from gateway.limits.link import Link
@@ -39,6 +40,8 @@ def engines(specs: Iterable[EngineSpec]) -> Iterator[Finding]:
         elif trouble is not None:
             do = "start it, or correct its `url`; from another machine, see that its port is open to this one"
             yield Finding("warning", f"{spec.name} does not answer at {spec.url} ({trouble})", do)
+        else:
+            yield from serves(spec)
         if version is not None:
             yield from vulnerable("vllm", spec.name, version)
 
@@ -60,13 +63,9 @@ def version_of(spec: EngineSpec) -> tuple[str | None, str | None]:
     """The engine's version where it tells one, and why it does not answer."""
     import httpx2
 
-    address = Address.parse(spec.url)
-    transport = httpx2.HTTPTransport(uds=address.uds)
-    scheme = "https" if address.tls else "http"
-    headers = bearer(spec.api_key)
-    with httpx2.Client(transport=transport, timeout=SECONDS, headers=headers, trust_env=False) as client:
+    with _client(spec) as client:
         try:
-            reply = client.get(f"{scheme}://{address.authority}{address.base}/version")
+            reply = client.get("/version")
         except httpx2.HTTPError as error:
             return None, str(error) or type(error).__name__
     try:
@@ -75,12 +74,64 @@ def version_of(spec: EngineSpec) -> tuple[str | None, str | None]:
         return None, None  # another kind of engine, which tells none
 
 
+def serves(spec: EngineSpec) -> Iterator[Finding]:
+    """Whether an engine that answers takes our key, and has the model that it will be asked for."""
+    import httpx2
+
+    with _client(spec) as client:
+        try:
+            reply = client.get("/v1/models")
+        except httpx2.HTTPError as error:
+            do = "see its log; it may be about to end, or too busy to answer"
+            yield Finding("warning", f"{spec.name} does not list its models ({error})", do)
+            return
+    if reply.status_code in (401, 403):
+        what = (
+            f"{spec.name} refuses {'the key that it is given' if spec.api_key else 'requests without a key'}"
+        )
+        yield Finding("fault", what, "write its key into `api_key` of the engine, by a `${NAME}`")
+        return
+    try:
+        names = [str(model["id"]) for model in reply.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        what = f"{spec.url} ({spec.name}) answers {reply.status_code} to /v1/models, as no engine does"
+        yield Finding("warning", what, "correct its `url`: another program may have its port")
+        return
+    if spec.served_model not in names:
+        what = f"{spec.name} serves {', '.join(names) or 'no model'}, and is asked for {spec.served_model}"
+        do = "write its name as `served_model` of the engine, or start it with that --served-model-name"
+        yield Finding("fault", what, do)
+
+
+def _client(spec: EngineSpec) -> httpx2.Client:
+    import httpx2
+
+    address = Address.parse(spec.url)
+    scheme = "https" if address.tls else "http"
+    return httpx2.Client(
+        base_url=f"{scheme}://{address.authority}{address.base}",
+        transport=httpx2.HTTPTransport(uds=address.uds),
+        timeout=SECONDS,
+        headers=bearer(spec.api_key),
+        trust_env=False,
+    )
+
+
+TRIAL = "redis.call('ZCARD', KEYS[1]) return redis.call('ZADD', KEYS[1], 'XX', 0, 'x')"
+"""Reads and writes as limits do, and leaves nothing: no key has this name, and XX makes none."""
+COMMANDS = "eval evalsha script|load time hmget hset pttl pexpire zadd zrem zcard zrange zremrangebyscore"
+"""All that a Redis user needs who keeps limits."""
+
+
 class Seen(msgspec.Struct, frozen=True):
-    """One server of the store: what INFO says, and by how many seconds its clock is ahead of ours."""
+    """One server of the store: what INFO says, and by how many seconds its clock is ahead of ours. `kept` is
+    what it would not tell or do for this user, with its own words; `masters` are those of its cluster."""
 
     name: str
     info: Mapping[str, str]
     ahead: float
+    kept: Mapping[str, str] = {}
+    masters: int = 1
 
 
 def store(config: Config) -> Iterator[Finding]:
@@ -100,18 +151,41 @@ def store(config: Config) -> Iterator[Finding]:
 
 async def look(url: str) -> tuple[list[Seen], dict[str, str]]:
     """The servers of a store, and why others do not answer."""
+    from redis.exceptions import MovedError, NoPermissionError, ReadOnlyError, ResponseError
+
     from gateway.limits.topology import shown, topology
 
     seen: dict[str, Seen] = {}
     troubles: dict[str, str] = {}
 
+    single = "+" not in url.partition("://")[0]
+
     async def greet(connection: AbstractConnection) -> None:
-        info = _fields(await _ask(connection, "INFO"))
+        kept: dict[str, str] = {}
+
+        async def ask(*command: str) -> Any:
+            try:
+                return await _ask(connection, *command)
+            except NoPermissionError as error:
+                kept[command[0]] = str(error)
+                return None
+
+        info = _fields(await ask("INFO") or "")
         began = time.time()
-        seconds, micros = await _ask(connection, "TIME")
-        ahead = float(seconds) + float(micros) / 1e6 - (began + time.time()) / 2
-        name = f"{shown(url)} {info.get('tcp_port', '')}".strip()
-        seen[name] = Seen(name, info, ahead)
+        ahead = 0.0
+        if (clock := await ask("TIME")) is not None:
+            ahead = float(clock[0]) + float(clock[1]) / 1e6 - (began + time.time()) / 2
+        try:
+            await _ask(connection, "EVAL", TRIAL, "1", "dualgauge:{doctor}")
+        except (MovedError, ReadOnlyError):
+            pass  # another master of the cluster keeps that key; a replica says so in INFO
+        except ResponseError as error:
+            kept["EVAL"] = str(error)
+        masters = 1
+        if single and info.get("cluster_enabled") == "1":
+            masters = int(_fields(await ask("CLUSTER", "INFO") or "").get("cluster_size", "1"))
+        name = shown(url) if single else f"{connection.host}:{connection.port}"  # type: ignore[attr-defined]
+        seen[name] = Seen(name, info, ahead, kept, masters)
 
     def told(link: Link, error: Exception | None) -> None:
         if error is not None:
@@ -138,6 +212,19 @@ def _fields(info: bytes | str) -> dict[str, str]:
 
 def judged(server: Seen) -> Iterator[Finding]:
     info = server.info
+    if "EVAL" in server.kept:
+        rights = " ".join(f"+{command}" for command in COMMANDS.split())
+        do = f"see its own words; a user needs this: ACL SETUSER NAME ~dualgauge:* {rights}"
+        what = f"{server.name} keeps no limits for us: {server.kept['EVAL']}"
+        yield Finding("fault", what, do)
+    for command in sorted(server.kept.keys() - {"EVAL"}):
+        do = f"allow +{command.lower()} to this user, or look yourself: version, eviction, clock"
+        yield Finding("warning", f"{server.name} does not tell all: {server.kept[command]}", do)
+    if server.masters > 1:
+        what = f"{server.name} is one of {server.masters} masters of a cluster: it refuses the others' keys"
+        yield Finding("fault", what, "write it as redis+cluster://host:port in `limits.store`")
+    if not info:
+        return
     version = info.get("redis_version", "")
     if tuple(int(part) for part in version.split(".")[:2] if part.isdigit()) < OLDEST_REDIS:
         oldest = ".".join(map(str, OLDEST_REDIS))

@@ -67,7 +67,8 @@ def shown(url: str) -> str:
     """The URL without its password and options, for people."""
     parts = urlsplit(url)
     user, at, hosts = parts.netloc.rpartition("@")
-    return f"{parts.scheme}://{user.partition(':')[0]}{at}{hosts}{parts.path}"
+    name = user.partition(":")[0]
+    return f"{parts.scheme}://{name}{at if name else ''}{hosts}{parts.path}"
 
 
 def _hosts(parts: SplitResult, port: int) -> list[tuple[str, int]]:

@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import http.server
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from redis import Redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
 
 from engines import advisories
 from engines.hardware import GIB, Gpu, Machine
@@ -19,11 +26,14 @@ from engines.recipes import recipe
 from gateway.cli import findings, servers
 from gateway.cli.doctor import Examined, doctor_command, examine
 from gateway.cli.findings import Finding
-from gateway.config import Config, parse
-from tests.support.redis import Server, needs_redis
+from gateway.config import Config, parse, read
+from tests.support.redis import SERVER, Server, needs_redis
+from tests.support.redis import free_port as cluster_port
 from tests.support.serving import free_port
 
 MACHINE = Machine((), (0, 1), 64 * GIB, 64 * GIB, "x86_64", frozenset({"avx2"}))
+ROOT = Path(__file__).parents[2]
+PATIENT = Retry(ConstantBackoff(0.05), 200)
 GPU = Gpu(0, "NVIDIA L4", 24 * GIB, 23 * GIB, (8, 9))
 
 
@@ -62,13 +72,18 @@ def one(findings: Sequence[Finding]) -> Finding:
 
 
 @contextlib.contextmanager
-def telling(version: str) -> Iterator[str]:
-    """The URL of an engine that tells its version."""
+def telling(version: str, models: Sequence[str] | None = ("m",), key: str | None = None) -> Iterator[str]:
+    """The URL of an engine that tells its version and, to who has the key, its models; None: of no engine."""
+    listed = None if models is None else {"data": [{"id": model} for model in models]}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            body = json.dumps({"version": version}).encode()
-            self.send_response(200 if self.path == "/version" else 404)
+            told = {"/version": {"version": version}, "/v1/models": listed}.get(self.path)
+            status = 404 if told is None else 200
+            if self.path == "/v1/models" and key and self.headers["authorization"] != f"Bearer {key}":
+                status = 401
+            body = json.dumps(told).encode()
+            self.send_response(status)
             self.send_header("content-length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -119,10 +134,58 @@ def test_what_a_policy_warns_of(tmp_path: Path) -> None:
     assert "no engine has the tier `exact`" in problem.what
 
 
-def test_no_configuration_at_all(tmp_path: Path) -> None:
-    problem = one(found(tmp_path / "dualgauge.yaml", "configuration"))
+def test_no_configuration_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    problem = one(found(Path("dualgauge.yaml"), "configuration"))
     assert problem.level == "warning"
     assert "`dualgauge up` writes one" in problem.do
+
+
+def test_a_configuration_that_is_named_and_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "dualguage.yaml"
+    assert one(found(path, "configuration")).what == f"there is no {path}"
+    assert called("--config", str(path))[0] == 1
+
+
+def test_keys_that_are_not_there(tmp_path: Path) -> None:
+    problem = one(found(deployed(tmp_path, text("keys: keys.yaml")), "configuration"))
+    assert "cannot be read: No such file" in problem.what
+    assert problem.do.startswith(f"see that {tmp_path / 'keys.yaml'} is there")
+
+
+def hindered(path: Path) -> dict[str, list[dict[str, str]]]:
+    """What a user is told who may not read what its modes deny: root may, unless it gives that up."""
+    give_up = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    command = [*give_up, sys.executable, "-m", "gateway.cli", "doctor", "--config", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1, done.stderr
+    return {check["name"]: check["findings"] for check in json.loads(done.stdout)["checks"]}
+
+
+def test_what_may_not_be_read_and_written(tmp_path: Path) -> None:
+    path = deployed(tmp_path, text("keys: sec/keys.yaml", "decision_log: {path: log/x/d.jsonl}"))
+    for name in ("sec", "log"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "sec" / "keys.yaml").write_text("keys: []\n")
+    for hidden in ("sec/keys.yaml", "sec", "log"):
+        (tmp_path / hidden).chmod(0)
+        told = hindered(path)
+        (tmp_path / hidden).chmod(0o700)
+        if hidden == "log":
+            assert told["disk"][0]["what"] == f"{tmp_path / 'log'} cannot be written, for the decision log"
+            assert "change `decision_log.path`" in told["disk"][0]["do"]
+        else:
+            assert "keys.yaml:1:1: cannot be read: Permission denied" in told["configuration"][0]["what"]
+
+
+def test_a_home_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALGAUGE_HOME", str(tmp_path / "home"))
+    launched = deployed(tmp_path, text(engines=[VLLM.replace(", gpu: 0", "")]))
+    assert not [problem for problem in found(launched, "disk") if "cannot be written" in problem.what]
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    (problem,) = (problem for problem in found(launched, "disk") if "cannot be written" in problem.what)
+    assert problem.what == f"{tmp_path} cannot be written, for environments and models"
+    assert "DUALGAUGE_HOME" in problem.do
 
 
 def test_a_taken_port(tmp_path: Path) -> None:
@@ -150,6 +213,30 @@ def test_an_engine_that_does_not_answer(tmp_path: Path) -> None:
     assert "correct its `url`" in problem.do
 
 
+def test_an_engine_that_serves_another_model(tmp_path: Path) -> None:
+    with telling("0.33.0", ["n", "o"]) as url:
+        problem = one(found(deployed(tmp_path, text(engines=[external(url)])), "engines"))
+    assert (problem.level, problem.what) == ("fault", "a serves n, o, and is asked for m")
+    assert "--served-model-name" in problem.do
+
+
+@pytest.mark.parametrize(("key", "refused"), [(None, "requests without a key"), ("k", "the key that it is")])
+def test_an_engine_that_refuses_the_key(tmp_path: Path, key: str | None, refused: str) -> None:
+    with telling("0.33.0", key="secret") as url:
+        given = external(url).replace("}", f", api_key: {key}}}") if key else external(url)
+        problem = one(found(deployed(tmp_path, text(engines=[given])), "engines"))
+        assert problem.level == "fault"
+        assert f"a refuses {refused}" in problem.what
+        right = external(url).replace("}", ", api_key: secret}")
+        assert found(deployed(tmp_path, text(engines=[right])), "engines") == ()
+
+
+def test_a_port_that_another_program_has(tmp_path: Path) -> None:
+    with telling("0.33.0", None) as url:
+        problem = one(found(deployed(tmp_path, text(engines=[external(url)])), "engines"))
+    assert problem.what == f"{url} (a) answers 404 to /v1/models, as no engine does"
+
+
 VLLM = "{name: a, tier: fast, kind: vllm, model: Qwen/Qwen2.5-7B-Instruct-AWQ, precision: awq, gpu: 0}"
 EXACT = "{name: b, tier: exact, kind: vllm, model: Qwen/Qwen2.5-7B-Instruct, precision: bf16, gpu: 0}"
 
@@ -174,6 +261,13 @@ def test_no_gpu_where_an_engine_wants_one() -> None:
     problem = one(driver("", gpu=None))
     assert problem.what == "no NVIDIA GPU is seen, and a is to run on one"
     assert "nvidia-smi" in problem.do
+
+
+def test_gpus_that_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    problem = one(driver("", VLLM, EXACT, gpu=None))
+    assert problem.what == "no NVIDIA GPU is seen, and a, b are to run on one"
+    assert problem.do == "CUDA_VISIBLE_DEVICES hides all: `unset CUDA_VISIBLE_DEVICES`"
 
 
 def test_a_gpu_that_is_not_there() -> None:
@@ -226,14 +320,57 @@ def test_keys_that_everybody_can_read(tmp_path: Path, keys: str, level: str) -> 
     assert problem.do == f"chmod 600 {file}"
 
 
-@pytest.mark.parametrize(("token", "count"), [("s3cret", 1), ("${TOKEN}", 0), ('"${TOKEN}"', 0)])
-def test_a_token_that_is_written_out(
-    tmp_path: Path, token: str, count: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("admin_token: s3cret", 1),
+        ('"admin_token": s3cret', 1),
+        ("admin_token: ${TOKEN}", 0),
+        ('admin_token: "${TOKEN}"', 0),
+        ("limits: {store: 'redis://:s3cret@127.0.0.1:1'}", 1),
+        ("limits: {store: 'redis+cluster://u:s3cret@127.0.0.1:1'}", 1),
+        ("limits: {store: 'redis://127.0.0.1:1?password=s3cret'}", 1),
+        ("limits: {store: 'redis://u:${TOKEN}@127.0.0.1:1'}", 0),
+        ("limits: {store: 'redis://127.0.0.1:1'}", 0),
+    ],
+)
+def test_secrets_that_are_written_out(
+    tmp_path: Path, line: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TOKEN", "x")
-    path = deployed(tmp_path, text(f"admin_token: {token}"))
+    path = deployed(tmp_path, text(line))
     path.chmod(0o644)
-    assert len(found(path, "files")) == count
+    assert len(list(findings.files(read(path)))) == count
+
+
+def test_a_secret_for_an_engine_that_is_written_out(tmp_path: Path) -> None:
+    path = deployed(tmp_path, text(engines=[VLLM.replace("}", ", env: {HF_TOKEN: hf_x, OMP_NUM: '1'}}")]))
+    path.chmod(0o640)
+    problem = one(list(findings.files(read(path))))
+    assert "has a token or key in plain and can be read by its group" in problem.what
+
+
+def test_a_folder_where_everybody_can_replace_files(tmp_path: Path) -> None:
+    path = deployed(tmp_path, text())
+    tmp_path.chmod(0o777)
+    problem = one(found(path, "files"))
+    assert problem.what == f"everybody can replace what is in {tmp_path} (mode 777)"
+    assert problem.do == f"chmod go-w {tmp_path}"
+    tmp_path.chmod(0o1777)
+    assert found(path, "files") == ()
+
+
+def test_a_model_that_everybody_can_change(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / "model" / name).touch(mode=0o600)
+    path = deployed(tmp_path, text(engines=[VLLM.replace("Qwen/Qwen2.5-7B-Instruct-AWQ", "./model")]))
+    assert list(findings.files(read(path))) == []
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / "model" / name).chmod(0o606)
+    problem = one(list(findings.files(read(path))))
+    inside = f"model.safetensors and 1 others in {tmp_path / 'model'}"
+    assert (problem.level, problem.what) == ("fault", f"{inside} can be changed by everybody")
 
 
 def test_a_decision_log_that_outgrows_the_disk(tmp_path: Path) -> None:
@@ -287,6 +424,80 @@ def test_redis_that_evicts_nothing(tmp_path: Path) -> None:
     finally:
         server.kill()
     assert not [problem for problem in problems if problem.level == "fault"]
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, evicting: str) -> Iterator[int]:
+    """A port that three masters have, each at an address of its own."""
+    port, hosts = cluster_port(), ("127.0.0.1", "127.0.0.2", "127.0.0.3")
+    quiet = ["--save", "", "--port", str(port), "--cluster-enabled", "yes", "--protected-mode", "no"]
+    running = []
+    for number, host in enumerate(hosts):
+        place = folder / host
+        place.mkdir()
+        own = ["--dir", str(place), "--bind", host, "--cluster-announce-ip", host, "--logfile", "log"]
+        evicts = ["--maxmemory", "10mb", "--maxmemory-policy", "allkeys-lru"] if host == evicting else []
+        running.append(subprocess.Popen([str(SERVER), *quiet, *own, *evicts]))
+        with contextlib.closing(Redis(host=host, port=port, retry=PATIENT)) as node:
+            first, last = number * 16384 // 3, (number + 1) * 16384 // 3 - 1
+            node.execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)  # type: ignore[no-untyped-call]
+            node.execute_command("CLUSTER", "MEET", hosts[0], port)  # type: ignore[no-untyped-call]
+    try:
+        deadline = time.monotonic() + 30
+        for host in hosts:
+            with contextlib.closing(Redis(host=host, port=port)) as node:
+                while b"cluster_state:ok" not in node.execute_command("CLUSTER", "INFO"):  # type: ignore[no-untyped-call]
+                    assert time.monotonic() < deadline
+                    time.sleep(0.05)
+        yield port
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@needs_redis
+def test_each_master_of_a_cluster_is_looked_at(tmp_path: Path) -> None:
+    with cluster(tmp_path, evicting="127.0.0.2") as port:
+        store = f"limits: {{store: 'redis+cluster://127.0.0.1:{port}'}}"
+        told = found(deployed(tmp_path, text(store)), "redis")
+        (problem,) = (problem for problem in told if problem.level == "fault")
+        assert problem.what.startswith(f"127.0.0.2:{port} evicts keys")
+        store = f"limits: {{store: 'redis://127.0.0.1:{port}'}}"
+        told = found(deployed(tmp_path, text(store)), "redis")
+        (problem,) = (problem for problem in told if problem.level == "fault")
+        assert "is one of 3 masters of a cluster" in problem.what
+        assert "redis+cluster://" in problem.do
+
+
+@needs_redis
+def test_redis_that_lets_a_user_do_little(tmp_path: Path) -> None:
+    rights = " ".join(f"+{command}" for command in servers.COMMANDS.split())
+    users = tmp_path / "users.acl"
+    users.write_text(
+        f"user default on nopass ~* +@all\nuser gate on >s ~dualgauge:* -@all {rights}\n"
+        "user reads on >s ~* -@all +@read +eval +info +time\n"
+    )
+    port = cluster_port()
+    server = Server(tmp_path, "--aclfile", str(users), port=port)
+    server.start()
+    try:
+        told = {
+            user: found(
+                deployed(tmp_path, text(f"limits: {{store: 'redis://{user}:s@127.0.0.1:{port}'}}")), "redis"
+            )
+            for user in ("gate", "reads")
+        }
+        assert server.client().dbsize() == 0
+    finally:
+        server.kill()
+    problem = one(told["gate"])
+    assert problem.level == "warning"
+    assert f"redis://gate@127.0.0.1:{port} does not tell all" in problem.what
+    assert problem.do.startswith("allow +info")
+    (problem,) = (problem for problem in told["reads"] if problem.level == "fault")
+    assert "keeps no limits for us: " in problem.what
+    assert rights in problem.do
 
 
 def test_redis_that_is_not_there(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
+from gateway.cli.servers import COMMANDS
 from gateway.config import LimitsPart, Seconds
 from gateway.errors import LimitExceeded, LimitsUnavailable, SlotsTaken
 from gateway.limits import NO_PLAN, Ask, Lease, claim
@@ -317,8 +318,7 @@ async def test_processes_are_counted(shared: Server, redis: Redis) -> None:
 
 async def test_over_tcp_with_a_user_who_may_do_little(tmp_path: Path) -> None:
     users = tmp_path / "users.acl"
-    commands = "eval evalsha script|load time hmget hset pttl pexpire zadd zrem zcard zrange zremrangebyscore"
-    rights = " ".join(f"+{command}" for command in commands.split())
+    rights = " ".join(f"+{command}" for command in COMMANDS.split())
     users.write_text(f"user default off\nuser gate on >secret ~dualgauge:* -@all {rights}\n")
     port = free_port()
     with _unchecked("--aclfile", str(users), port=port):
