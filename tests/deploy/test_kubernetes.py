@@ -175,6 +175,25 @@ def test_restarts_take_no_pod_away_before_another_is_ready() -> None:
     assert spec["replicas"] > one("PodDisruptionBudget", "gateway")["spec"]["minAvailable"]
 
 
+@pytest.mark.parametrize("overlay", BUILT)
+def test_a_node_can_be_emptied_and_takes_one_pod_of_a_kind_at_a_time(overlay: str) -> None:
+    for kind, name in (("Deployment", "gateway"), ("StatefulSet", "fast"), ("StatefulSet", "exact")):
+        budget = one("PodDisruptionBudget", name, overlay)["spec"]
+        labels = one(kind, name, overlay)["spec"]["selector"]["matchLabels"]
+        assert budget["selector"]["matchLabels"] == labels
+        assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+        assert name == "gateway" or budget["maxUnavailable"] == 1
+        (spread,) = pod(one(kind, name, overlay))["topologySpreadConstraints"]
+        assert spread["labelSelector"]["matchLabels"] == labels
+        assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+
+
+def test_redis_may_take_its_time_to_read_what_it_kept() -> None:
+    probes = container("StatefulSet", "redis")
+    assert probes["startupProbe"]["exec"] == probes["livenessProbe"]["exec"]
+    assert probes["startupProbe"]["periodSeconds"] * probes["startupProbe"]["failureThreshold"] >= 300
+
+
 def test_the_autoscaler_follows_requests_in_flight() -> None:
     scaler = one("HorizontalPodAutoscaler", "gateway", "overlays/replicas")["spec"]
     deployment = one("Deployment", "gateway", "overlays/replicas")
