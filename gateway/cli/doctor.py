@@ -70,7 +70,7 @@ def doctor_command(path: Path, strict: bool, as_json: bool) -> None:
 def examine(path: Path, runner: Runner) -> list[Examined]:
     """Every check, in an order in which the first fault is the first to mend. `runner` runs nvidia-smi."""
     from engines import hardware
-    from gateway.cli import findings, servers
+    from gateway.cli import access, findings, servers
 
     config, wrong = _configuration(path)
     examined = [Examined("configuration", wrong)]
@@ -81,9 +81,10 @@ def examine(path: Path, runner: Runner) -> list[Examined]:
         running = _running(config)
         checks[:0] = [
             ("driver", lambda: findings.driver(specs, machine, runner)),
+            ("processor", lambda: findings.processor(specs, machine)),
             ("engines", lambda: servers.engines(specs)),
             ("redis", lambda: servers.store(config)),
-            ("files", lambda: findings.files(config)),
+            ("files", lambda: access.files(config)),
             ("disk", lambda: findings.disk(config)),
             ("network", lambda: findings.exposed(config)),
         ]

@@ -23,7 +23,7 @@ from redis.retry import Retry
 from engines import advisories
 from engines.hardware import GIB, Gpu, Machine
 from engines.recipes import recipe
-from gateway.cli import findings, servers
+from gateway.cli import access, findings, servers
 from gateway.cli.doctor import Examined, doctor_command, examine
 from gateway.cli.findings import Finding
 from gateway.config import Config, parse, read
@@ -275,6 +275,14 @@ def test_a_gpu_that_is_not_there() -> None:
     assert problem.what == "a wants GPU 3, and GPUs here are 0"
 
 
+def test_an_engine_for_several_gpus() -> None:
+    both = VLLM.replace("}", ", args: [-tp, '2', --pipeline-parallel-size=3]}")
+    problem = one(driver("580.1", both))
+    assert problem.what == "a is to run on 6 GPUs at a time, and is given GPU 0 alone"
+    assert "`kind: external`" in problem.do
+    assert driver("580.1", VLLM.replace("}", ", args: [--tensor-parallel-size, '1']}")) == []
+
+
 def test_a_gpu_that_cannot_compute_in_bf16() -> None:
     problem = one(driver("580.1", EXACT, gpu=Gpu(0, "Tesla T4", 15 * GIB, 15 * GIB, (7, 5))))
     assert "Tesla T4) cannot compute in bf16" in problem.what
@@ -286,11 +294,29 @@ def test_a_gpu_that_is_too_old() -> None:
     assert "has compute capability 7.0; vLLM's builds begin at 7.5" in problem.what
 
 
+def test_a_processor_without_what_the_build_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DUALGAUGE_VLLM_PYTHON", raising=False)
+    old = Machine((), (0,), 64 * GIB, 64 * GIB, "x86_64", frozenset({"sse4_2"}))
+    on_cores = config(text(engines=[VLLM.replace(", gpu: 0", "")])).engines
+    problem = one(list(findings.processor(on_cores, old)))
+    assert "need a processor with AVX2" in problem.what
+    assert problem.do == "Use a machine with an NVIDIA GPU, or engines of `kind: external`"
+    assert list(findings.processor(on_cores, MACHINE)) == []
+    assert list(findings.processor(config(text(engines=[VLLM])).engines, old)) == []
+
+
 def test_engines_that_do_not_fit() -> None:
     small = Machine((Gpu(0, "RTX 3060", 12 * GIB, 12 * GIB, (8, 6)),), (0,), 64 * GIB, 64 * GIB)
     problem, *_ = findings.memory(config(text(engines=[VLLM, EXACT])).engines, small)
     assert problem.level == "fault"
     assert "dualgauge plan" in problem.do
+
+
+def test_an_engine_without_its_gpu_is_not_planned_for_another_place() -> None:
+    specs = config(text(engines=[VLLM, EXACT])).engines
+    assert list(findings.memory(specs, MACHINE)) == []
+    other = Machine((Gpu(1, "L4", 24 * GIB, 23 * GIB, (8, 9)),), (0,), 64 * GIB, 64 * GIB)
+    assert list(findings.memory(specs, other)) == []
 
 
 def test_engines_that_fit() -> None:
@@ -340,13 +366,13 @@ def test_secrets_that_are_written_out(
     monkeypatch.setenv("TOKEN", "x")
     path = deployed(tmp_path, text(line))
     path.chmod(0o644)
-    assert len(list(findings.files(read(path)))) == count
+    assert len(list(access.files(read(path)))) == count
 
 
 def test_a_secret_for_an_engine_that_is_written_out(tmp_path: Path) -> None:
     path = deployed(tmp_path, text(engines=[VLLM.replace("}", ", env: {HF_TOKEN: hf_x, OMP_NUM: '1'}}")]))
     path.chmod(0o640)
-    problem = one(list(findings.files(read(path))))
+    problem = one(list(access.files(read(path))))
     assert "has a token or key in plain and can be read by its group" in problem.what
 
 
@@ -365,10 +391,10 @@ def test_a_model_that_everybody_can_change(tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         (tmp_path / "model" / name).touch(mode=0o600)
     path = deployed(tmp_path, text(engines=[VLLM.replace("Qwen/Qwen2.5-7B-Instruct-AWQ", "./model")]))
-    assert list(findings.files(read(path))) == []
+    assert list(access.files(read(path))) == []
     for name in ("model.safetensors", "tokenizer.json"):
         (tmp_path / "model" / name).chmod(0o606)
-    problem = one(list(findings.files(read(path))))
+    problem = one(list(access.files(read(path))))
     inside = f"model.safetensors and 1 others in {tmp_path / 'model'}"
     assert (problem.level, problem.what) == ("fault", f"{inside} can be changed by everybody")
 
