@@ -68,7 +68,9 @@ class _Reader(ConditionReader):
         if "version" not in top:
             self.problem((), "the key `version` is missing: write `version: 1`")
         elif top["version"] != 1 or top["version"] is True:
-            self.problem(("version",), "this version of dualgauge reads `version: 1`")
+            newer = type(top["version"]) is int and top["version"] > 1
+            update = "this is for a newer Dualgauge: update this one, which" if newer else "this Dualgauge"
+            self.problem(("version",), f"{update} reads `version: 1`")
         affinity = top.get("affinity")
         if affinity not in (None, "conversation"):
             self.problem(("affinity",), "`affinity` is `conversation`, or left out")
