@@ -295,7 +295,15 @@ class Config(msgspec.Struct, frozen=True):
 
 def read(path: Path, env: Mapping[str, str] = os.environ) -> Config:
     """Load a deployment file. Raises ProblemsError, OSError."""
-    return parse(path.read_text("utf-8"), path.resolve(), env)
+    return parse(path.read_text("utf-8"), located(path), env)
+
+
+def located(path: Path) -> Path:
+    """The file's absolute place; where it is a link itself, the link's.
+
+    Kubernetes leads the links in a volume to another folder when keys change, and removes the one before.
+    """
+    return path.parent.resolve() / path.name
 
 
 def parse(text: str, path: Path, env: Mapping[str, str]) -> Config:

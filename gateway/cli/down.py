@@ -15,6 +15,7 @@ from engines.runfile import Paths, Run
 from gateway.cli.failures import Failure, told
 from gateway.cli.options import running_config
 from gateway.cli.view import View
+from gateway.config import located
 
 POLL = 0.2
 MARGIN = 60.0
@@ -49,7 +50,7 @@ def _down(file: Path, view: View, *, now: bool) -> None:
     if run is None:
         view.say(f"nothing runs for {file}")
         return
-    if run.config != str(file.resolve()):
+    if run.config != str(located(file)):
         raise Failure(f"what runs from this folder is {run.config}: name it with --config")
     if run.boot == runfile.boot_id() and run.owner.alive():
         _end(run, paths, view, now=now)

@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
-from gateway import snapshots
+from gateway import config, snapshots
 from gateway.cli.serve import reload_command
 from tests.support.client import Wire, ask, get, until
 from tests.support.engine import FakeEngine, engines, reply, stream
@@ -76,6 +77,37 @@ async def test_edited_keys_are_read(tmp_path: Path) -> None:
         await until(lambda: len(served.gateway.snapshot.keyring.tenants) == 2)
         check_error(await ask(served.port, CHAT.path, CHAT.ask(), headers={"x-api-key": "sk-a"}), 401)
         await rule(served, **{"x-api-key": "sk-b"})
+
+
+def mount(volume: Path, number: int, **files: str) -> None:
+    """As Kubernetes keeps a volume: links into `..data`, which itself leads to another folder each time."""
+    folder, data = volume / f"..{number}", volume / "..data"
+    folder.mkdir(parents=True)
+    for name, content in files.items():
+        (folder / f"{name}.yaml").write_text(content)
+        if number == 1:
+            (volume / f"{name}.yaml").symlink_to(f"..data/{name}.yaml")
+    before = data.resolve()
+    (volume / "..new").symlink_to(folder.name)
+    (volume / "..new").replace(data)
+    if number > 1:
+        shutil.rmtree(before)
+
+
+def test_what_kubernetes_replaces_is_read(tmp_path: Path) -> None:
+    volume = tmp_path / "etc"
+    deployment = (
+        "{model: m, policy: ./policy.yaml, keys: keys.yaml, engines: "
+        "[{name: a, tier: fast, kind: external, url: 'http://127.0.0.1:1', precision: awq}]}"
+    )
+    mount(volume, 1, dualgauge=deployment, policy=PLAIN, keys=KEYS)
+    read = config.read(volume / "dualgauge.yaml")
+    before, _ = snapshots.read_snapshot(read)
+    mount(volume, 2, dualgauge=deployment, policy=RENAMED, keys="keys: [{name: b, key: sk-b}]")
+    assert read.path.exists()
+    after, _ = snapshots.read_snapshot(read)
+    assert [tenant.name for snapshot in (before, after) for tenant in snapshot.keyring.tenants] == ["a", "b"]
+    assert after.policy.rules[-1].name == "all the rest"
 
 
 async def test_c19_a_broken_policy_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
