@@ -32,7 +32,8 @@ def _port_problem(listener: Listener) -> str | None:
     try:
         _bind(listener.host, listener.port)
     except OSError as error:
-        where = f"{listener.host}:{listener.port}"
+        host = f"[{listener.host}]" if ":" in listener.host else listener.host
+        where = f"{host}:{listener.port}"
         if error.errno == errno.EADDRINUSE:
             owner = port_owner(listener.port)
             by = f" by {owner}" if owner else ""

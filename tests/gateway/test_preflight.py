@@ -42,7 +42,10 @@ def test_a_taken_port_names_its_process(host: str) -> None:
 
 def test_a_port_over_ipv6_has_an_owner_too() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
-        owner = port_owner(taken.getsockname()[1])
+        port = taken.getsockname()[1]
+        owner = port_owner(port)
+        (problem,) = port_problems([listener(port, "::1")])
+    assert problem.startswith(f"[::1]:{port} (the gateway) is in use by ")
     assert owner is not None
     assert f"pid {os.getpid()}" in owner
 
