@@ -43,6 +43,11 @@ ENGINE_STOP = 20.0
 GATEWAY_START = 60.0
 GATEWAY_MARGIN = 5.0
 LOOK_AT_LOGS = 2.0
+SERVED_SECONDS = 10.0
+"""A hosted engine loads its SDK for some seconds."""
+ELSEWHERE_SECONDS = 1.0
+"""Where an engine is not started here, and may be down."""
+SERVED_LOOK = 0.05
 
 Listener = Callable[[Run], None]
 
@@ -199,6 +204,7 @@ class Deployment:
         failure: str | None = None
         try:
             up = await _first(self._start(), stop.wait())
+            up = up and await _first(self._all_served(), stop.wait())
             if up:
                 self._publish(phase="ready")
                 await self._attend(stop)
@@ -208,6 +214,19 @@ class Deployment:
         finally:
             await self._end(hurry, failure)
         return up
+
+    async def _all_served(self) -> None:
+        """Return once the gateway has found an engine of every tier; not much later where one stays away."""
+        if self._config.swap is not None:
+            return  # one tier sleeps
+        elsewhere = any(spec.kind == "external" for spec in self._config.engines)
+        end = time.monotonic() + (ELSEWHERE_SECONDS if elsewhere else SERVED_SECONDS)
+        probe = HealthProbe(self._gateway.url, "/readyz")
+        try:
+            while not await probe.healthy() and time.monotonic() < end:
+                await asyncio.sleep(SERVED_LOOK)
+        finally:
+            await probe.close()
 
     async def _attend(self, stop: asyncio.Event) -> None:
         """What is done while all serves: orders, holds, logs, engines that hang."""

@@ -181,7 +181,8 @@ def test_up_says_its_plan_starts_in_turn_and_ends_cleanly_with_ctrl_c(site: Site
     site.write(fast='[--slow, "0.7"]')
     process = site.up()
     eventually(site.ready)
-    assert httpx2.get(f"{site.base}/readyz").status_code == 200
+    answer = httpx2.get(f"{site.base}/readyz")
+    assert answer.status_code == 200, answer.text
     process.send_signal(signal.SIGINT)
     output = process.communicate()[0]
     assert process.returncode == 0

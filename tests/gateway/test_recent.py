@@ -106,6 +106,7 @@ async def test_a_row_has_the_figures_of_two_seconds(tmp_path: Path) -> None:
         assert history.since(-1) == []
         for _ in range(3):
             await ask(served.port, CHAT.path, CHAT.ask())
+        gateway.ended.tell()
         now[0] += 2
         served.engine("fast-0").waiting = 7
         history.take(figures(gateway.fleet, gateway.metrics))
