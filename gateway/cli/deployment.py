@@ -223,7 +223,7 @@ class Deployment:
         end = time.monotonic() + (ELSEWHERE_SECONDS if elsewhere else SERVED_SECONDS)
         probe = HealthProbe(self._gateway.url, "/readyz")
         try:
-            while not await probe.healthy() and time.monotonic() < end:
+            while not await probe.healthy() and time.monotonic() < end:  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(SERVED_LOOK)
         finally:
             await probe.close()
