@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.hardware import GIB, Machine, disk_free, gib
+from gateway.config import HostPort
 
 _LISTENING = "0A"
 
@@ -32,8 +33,7 @@ def _port_problem(listener: Listener) -> str | None:
     try:
         _bind(listener.host, listener.port)
     except OSError as error:
-        host = f"[{listener.host}]" if ":" in listener.host else listener.host
-        where = f"{host}:{listener.port}"
+        where = HostPort(listener.host, listener.port)
         if error.errno == errno.EADDRINUSE:
             owner = port_owner(listener.port)
             by = f" by {owner}" if owner else ""

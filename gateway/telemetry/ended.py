@@ -1,7 +1,7 @@
 """Requests that have ended, told to the metrics and the access log some at a time.
 
-Code that runs for one request, in turn with all that serves the others, takes three times as long as for many
-in a row, when the processor has it at hand. `python bench/telemetry.py` measures it.
+Code that runs for one request, in turn with all that serves the others, takes twice as long as for many in a
+row, when the processor has it at hand: a line of the log took 9 us alone, and 3 to 5 us among 32.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
+from queue import Full, Queue
 from typing import Any, TextIO
 
 import msgspec
@@ -203,7 +203,7 @@ class Messages(logging.Handler):
     def __init__(self, write: Callable[[bytes], None]) -> None:
         super().__init__()
         self._write = write
-        self._queue: queue.Queue[bytes] = queue.Queue(MAX_MESSAGES)
+        self._queue: Queue[bytes] = Queue(MAX_MESSAGES)
         # Each is written by one thread alone.
         self._overflown = 0
         self._unwritten = 0
@@ -213,7 +213,7 @@ class Messages(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._queue.put_nowait(f"{self.format(record)}\n".encode())
-        except queue.Full:
+        except Full:
             self._overflown += 1
         except Exception:  # noqa: BLE001 - as every handler does
             self.handleError(record)
