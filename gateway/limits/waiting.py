@@ -24,6 +24,8 @@ T = TypeVar("T")
 # Another process may free a slot, or a reload enlarge a plan: nobody tells of that.
 LOOK_SECONDS = 0.1
 FULL_SECONDS = 1.0
+# Timers of an event loop go by whole milliseconds: one may fire so much too early.
+RESOLUTION = 0.001
 
 
 class Line(Generic[T]):
@@ -125,7 +127,7 @@ class SlotLines:
         waiter = _Waiter(ask, asyncio.get_running_loop().create_future())
         self._join(scope, waiter)
         try:
-            async with asyncio.timeout(ask.plan.wait):
+            async with asyncio.timeout(ask.plan.wait + RESOLUTION):
                 return await claim(waiter.lease)
         except TimeoutError:
             raise self._still_taken(ask, f"and none became free in {ask.plan.wait:g} s") from None

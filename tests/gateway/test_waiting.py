@@ -340,8 +340,7 @@ async def test_nobody_waits_longer_than_the_plan_says(tmp_path: Path) -> None:
         await until(lambda: engine.generations == 1)
         answer = await asked(served)
         assert "none became free in 0.05 s" in check_error(answer, 429, code="concurrency_exceeded")
-        # Timers of an event loop go by whole milliseconds.
-        assert float(answer.headers["x-dualgauge-queue-seconds"]) >= 0.048
+        assert float(answer.headers["x-dualgauge-queue-seconds"]) >= 0.05
         assert waiting(served) == 0
 
 
