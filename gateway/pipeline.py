@@ -161,32 +161,32 @@ class Exchange:
         endpoint, path = self._route()
         if gateway.retiring:
             client.close_after()
-        if endpoint.kind == "health":
-            await client.reply(200, JSON + self._id_line, b'{"status":"ok"}')
-            return
-        if endpoint.kind == "ready":
-            status, body = ready_reply(gateway)
+        kind = endpoint.kind
+        if kind == "health" or kind == "ready":
+            status, body = ready_reply(gateway) if kind == "ready" else (200, b'{"status":"ok"}')
             await client.reply(status, JSON + self._id_line, body)
             return
         tenant = self._authenticate()
-        if endpoint.kind == "models":
+        if kind == "models":
             await client.reply(200, JSON + self._id_line, models_reply(gateway, tenant, path))
             return
         if gateway.draining:
             client.close_after()
             raise NothingReady("the gateway is shutting down", retry_after=1)
         self._enter()
-        if endpoint.kind == "stored":
+        if kind == "stored":
             await self._relay_stored(path)
             return
         await self._read()
-        if gateway.counter is not None and endpoint.kind == "generate":
-            await self._count(gateway.counter)
-        decision = self._decide() if endpoint.kind == "generate" else self._anywhere()
-        if endpoint.kind == "generate":
+        if kind == "generate":
+            if gateway.counter is not None:
+                await self._count(gateway.counter)
+            decision = self._decide()
             self.record.reserve_began = gateway.clock()
             await self._reserve(decision)
             self.record.reserved = gateway.clock()
+        else:
+            decision = self._anywhere()
         await self._place(decision, path)
         await self._relay()
 
@@ -290,7 +290,7 @@ class Exchange:
         if self._sample is not None:
             memo["sample"] = self._sample
         before = gateway.clock()
-        headers = HeaderView(self._client.headers)
+        headers = HeaderView(self._client.headers, self._client.fields)
         name, came = self._endpoint.dialect.name, self.record.started_ns / 1e9
         facts = make_facts(name, request, headers, tenant.name, tenant.tags, came)
         if pinned_tier is not None:
@@ -397,7 +397,7 @@ class Exchange:
         plan = plans.get(tenant.plan, NO_PLAN)
         shared = plans.get(tenant.shared, NO_PLAN) if tenant.organisation else NO_PLAN
         if plan.counts_tokens or shared.counts_tokens:
-            measured = decision.signals.get("prompt_tokens")
+            measured = decision.measured.get("prompt_tokens")
             self._prompt = _estimate(request) if measured is None else int(measured)
         tier, prompt, output = decision.tier, self._prompt, request.output_tokens
         ask = Ask(tenant.name, plan, tier, request.model, prompt, output, tenant.organisation, shared)

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from engines.fleet import Engine, Fleet
 from gateway.errors import GatewayError, ModelNotFound, NothingReady, TierNotAllowed
 from gateway.identity import Tenant
@@ -77,7 +79,9 @@ def _earlier(facts: Facts) -> int:
     """Tokens of a conversation up to its last reply, estimated."""
     turns = facts.turns
     last = max((index for index, turn in enumerate(turns) if turn.role == "assistant"), default=None)
-    return 0 if last is None else estimate(facts.conversation._replace(turns=tuple(turns[: last + 1])))
+    if last is None:
+        return 0
+    return estimate(msgspec.structs.replace(facts.conversation, turns=tuple(turns[: last + 1])))
 
 
 def steps(decision: Decision, fleet: Fleet, tenant: Tenant, past: Past | None = None) -> Iterator[Step]:

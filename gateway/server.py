@@ -37,7 +37,10 @@ logger = logging.getLogger("dualgauge.gateway")
 
 OPEN_FILES = 65536
 LAST_STANDARD_FILE = 2
-THREAD_SECONDS = 0.0001
+THREAD_SECONDS = 0.001
+"""The longest that a thread keeps the interpreter from the event loop. With a tenth of it, threads had to get
+it back so often that a loop which is always busy spent a fifth of its time on handing it over; with twice as
+much, a collector that is slow cost requests more than 1 ms at p99 (`bench/collectors.py`)."""
 
 
 class _Alone:
@@ -240,5 +243,4 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    # Threads encode spans and show metrics: they must not hold up the event loop for Python's usual 5 ms.
     sys.setswitchinterval(THREAD_SECONDS)

@@ -113,18 +113,21 @@ def status_body(gateway: Gateway) -> dict[str, object]:
 class HeaderView(Mapping[str, str]):
     """ASGI headers as a mapping; of a header that is repeated, the values are joined (RFC 9110, 5.3)."""
 
-    __slots__ = ("_raw",)
+    __slots__ = ("_first", "_raw")
 
-    def __init__(self, raw: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, raw: list[tuple[bytes, bytes]], first: Mapping[bytes, bytes]) -> None:
+        """`first` has the first value of each."""
         self._raw = raw
+        self._first = first
 
     def get(self, name: str, default: Any = None) -> Any:
         key = name.encode("latin-1", "replace")
-        found: bytes | None = None
-        for header, value in self._raw:
-            if header == key:
-                found = value if found is None else b"%b, %b" % (found, value)
-        return default if found is None else found.decode("latin-1")
+        found = self._first.get(key)
+        if found is None:
+            return default
+        if len(self._first) < len(self._raw):
+            found = b", ".join([value for header, value in self._raw if header == key])
+        return found.decode("latin-1")
 
     def __getitem__(self, name: str) -> str:
         value = self.get(name)

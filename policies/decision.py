@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -57,7 +57,8 @@ NO_EDITS = Edits()
 class Decision(msgspec.Struct, frozen=True):
     """Which tier, by which rule, why, and under which contract.
 
-    `priority` is the engine's (lower is earlier), `trace` asks for a trace whatever the sampling.
+    `priority` is the engine's (lower is earlier), `trace` asks for a trace whatever the sampling. `measured`
+    is all that was measured for it, as in a `policies.signals.Memo`.
     """
 
     tier: str
@@ -66,10 +67,16 @@ class Decision(msgspec.Struct, frozen=True):
     policy_hash: str
     if_busy: Busy | None = None
     reasons: tuple[str, ...] = ()
-    signals: Mapping[str, SignalValue] = NO_SIGNALS
+    measured: Mapping[str, Any] = NO_SIGNALS
     priority: int = 0
     trace: bool = False
     edits: Edits = NO_EDITS
+
+    @property
+    def signals(self) -> Mapping[str, SignalValue]:
+        """Signals that were measured, but for those that the request does not tell."""
+        told = {name: value for name, value in self.measured.items() if name[0] != "." and value is not None}
+        return MappingProxyType(told)
 
 
 def pinned(tier: str, policy_hash: str) -> Decision:

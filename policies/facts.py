@@ -6,19 +6,22 @@ The gateway's dialects fill these in; signals and the policy read them and nothi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
+
+import msgspec
 
 Role = Literal["system", "user", "assistant", "tool"]
 
 
-class Turn(NamedTuple):
-    """One message of a conversation; `developer` counts as system, `function` as tool."""
+class Turn(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """One message of a conversation; `developer` counts as system, `function` as tool. In JSON it is one of
+    OpenAI's messages."""
 
     role: Role
-    text: str
+    text: str = msgspec.field(name="content")
 
 
-class Conversation(NamedTuple):
+class Conversation(msgspec.Struct, frozen=True, gc=False):
     """The readable part of a request, the same shape for every dialect.
 
     `turns` keeps the order of the request, system turns included. A completion's prompt is one user turn.

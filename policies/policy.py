@@ -17,6 +17,7 @@ OTHERWISE = "no rule before it held"
 ALWAYS = "it has no `when`"
 NEAR = 2.5
 """An estimated length may be wrong by this factor: more than it is for texts that were ever measured."""
+Test = Callable[[Facts, Memo], bool]
 NO_PATTERNS: Mapping[str, Signal] = MappingProxyType({})
 
 
@@ -30,7 +31,7 @@ class Condition:
 
     kind: Literal["all", "any", "not", "class", "signal", "field"]
     text: str
-    test: Callable[[Facts, Memo], bool]
+    test: Test
     parts: tuple[Condition, ...] = ()
     signal: str = ""
     asked: str = ""
@@ -94,6 +95,11 @@ class Policy:
     token_bounds: tuple[float, ...] = ()
     shadow: str | None = None
     rollout: float = 0.0
+    _tests: tuple[tuple[Test, Rule], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        tests = tuple((_always if rule.when is None else rule.when.test, rule) for rule in self.rules)
+        object.__setattr__(self, "_tests", tests)
 
     @property
     def classes(self) -> Mapping[str, Condition]:
@@ -133,9 +139,8 @@ class Policy:
 
         Signals that `memo` has already are not measured again; what is measured is left in it.
         """
-        for rule in self.rules:
-            when = rule.when
-            if when is None or when.test(facts, memo):
+        for holds, rule in self._tests:
+            if holds(facts, memo):
                 return rule
         raise AssertionError("the last rule of a policy has no condition")
 
@@ -170,7 +175,6 @@ class Policy:
 
     def _decision(self, rule: Rule, facts: Facts, memo: Memo) -> Decision:
         reasons = (OTHERWISE,) if rule.when is None else tuple(_reasons(rule.when, True, facts, memo))
-        signals = {name: value for name, value in memo.items() if name[0] != "." and value is not None}
         return Decision(
             rule.send,
             rule.name,
@@ -178,11 +182,15 @@ class Policy:
             self.hash,
             rule.busy,
             reasons,
-            MappingProxyType(signals),
+            MappingProxyType(memo.copy()),
             rule.priority,
             rule.trace,
             rule.edits,
         )
+
+
+def _always(_facts: Facts, _memo: Memo) -> bool:
+    return True
 
 
 def _reasons(condition: Condition, held: bool, facts: Facts, memo: Memo) -> Iterator[str]:

@@ -249,6 +249,8 @@ def forced(choice: object) -> bool:
 
 def tool_texts(body: Body, *names: str) -> list[str]:
     """The definitions of tools, as they came."""
+    if body.names.isdisjoint(names):
+        return []
     return [body.value(name).decode("utf-8", "replace") for name in names if body.offers(name)]
 
 
@@ -256,6 +258,10 @@ def call_text(name: object, arguments: object) -> str:
     """The call of a tool; an engine shows it to its model in much this way."""
     said = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
     return f'{{"name": "{name}", "arguments": {said}}}'
+
+
+read_plain = msgspec.json.Decoder(list[Turn]).decode
+"""Messages of nothing but a role and a text, as nearly all are, read as the turns that they are."""
 
 
 def read_messages(messages: object, system: str | None = None, tools: Sequence[str] = ()) -> Conversation:

@@ -7,7 +7,7 @@ byte for byte (big integers, floats and escapes included), and what it reads is 
 from __future__ import annotations
 
 import re
-from collections.abc import KeysView
+from collections.abc import Callable, KeysView
 from typing import Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -150,6 +150,14 @@ class Body:
             return field.decode(value)
         except (msgspec.DecodeError, RecursionError):
             raise InvalidRequest(f"{name} must be {field.expected}", param=name) from None
+
+    def fits(self, name: str, decode: Callable[[msgspec.Raw], T]) -> T | None:
+        """What a decoder makes of the value, None where it is absent or is nothing for that decoder."""
+        value = self._fields.get(name)
+        try:
+            return None if value is None else decode(value)
+        except msgspec.ValidationError:
+            return None
 
     def set(self, name: str, value: object) -> None:
         self._fields[name] = msgspec.Raw(_encode(value))

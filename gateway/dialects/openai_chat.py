@@ -19,10 +19,11 @@ from gateway.dialects.base import (
     named,
     number,
     read_messages,
+    read_plain,
     tool_texts,
 )
 from gateway.dialects.body import OBJECT, Body, Fields
-from gateway.dialects.bounds import check_prompts, check_said
+from gateway.dialects.bounds import TOOLS, check_prompts, check_said
 from gateway.errors import InvalidRequest
 from gateway.relay.sse import Usage
 from policies.facts import Conversation, Turn
@@ -79,6 +80,7 @@ class _Completions(_Common):
     prompt: Any = None
 
 
+_common = Fields(_Common)
 _chat = Fields(_Chat)
 _completions = Fields(_Completions)
 
@@ -111,7 +113,7 @@ def _request(body: Body, fields: _Common, read: Callable[[], Conversation], prom
         output_tokens=None if cap is None else cap * answers,
         n=n,
         answers=answers,
-        has_tools=body.offers("tools") or body.offers("functions"),
+        has_tools=not body.names.isdisjoint(TOOLS) and any(map(body.offers, TOOLS)),
         structured=_structured(body, fields),
         temperature=fields.temperature,
         metadata=fields.metadata,
@@ -123,7 +125,10 @@ def _structured(body: Body, fields: _Common) -> bool:
     format_ = fields.response_format
     if format_ is not None and format_.get("type") in FORMATS:
         return True
-    return forced(fields.tool_choice) or forced(fields.function_call) or not GUIDED.isdisjoint(body.names)
+    choice, call = fields.tool_choice, fields.function_call
+    if (choice is not None and forced(choice)) or (call is not None and forced(call)):
+        return True
+    return not GUIDED.isdisjoint(body.names)
 
 
 class OpenAIChat(Dialect):
@@ -132,15 +137,24 @@ class OpenAIChat(Dialect):
     caps: ClassVar[tuple[str, ...]] = ("max_tokens", "max_completion_tokens")
 
     def read(self, body: Body, bounds: Bounds) -> Request:
+        # What reads the conversation must not name the request, which holds it: a cycle a request is what the
+        # collector stops all for.
+        turns = body.fits("messages", read_plain)
+        if turns is not None:
+
+            def plain() -> Conversation:
+                results = sum([turn.role == "tool" for turn in turns])
+                return Conversation(tuple(turns), results, 0, tuple(tool_texts(body, *TOOLS)))
+
+            return _request(body, _common.read(body.raw), plain)
         fields = _chat.read(body.raw)
         messages = fields.messages
         if messages is None:
             raise InvalidRequest("messages is missing", param="messages")
         check_said("messages", messages, bounds)
 
-        # It must not name the request, which holds it: a cycle a request is what the collector stops all for.
         def conversation() -> Conversation:
-            return read_messages(messages, None, tool_texts(body, "tools", "functions"))
+            return read_messages(messages, None, tool_texts(body, *TOOLS))
 
         return _request(body, fields, conversation)
 

@@ -193,11 +193,10 @@ class Lines:
 
     def render(self, levels: Sequence[float]) -> bytes:
         """Lines with limit, remaining and reset; `levels` are those of the course's meters."""
-        values: list[int | bytes] = []
+        values: tuple[int | bytes, ...] = ()
         for kind in self._kinds:
             index, amount, per_second = kind[0] if self._single else min(kind, key=lambda one: levels[one[0]])
             level = levels[index]
-            values.append(amount)
-            values.append(int(level) if level > 0 else 0)
-            values.append(spelled(int((amount - level) / per_second * 1000 + 0.999)))
-        return self._form % tuple(values)
+            reset = spelled(int((amount - level) / per_second * 1000 + 0.999))
+            values += (amount, int(level) if level > 0 else 0, reset)
+        return self._form % values

@@ -58,9 +58,10 @@ class Holder:
 
 
 class _Track:
-    """A course with its buckets at hand: (bucket, rate, each, weight, saved)."""
+    """A course with its buckets at hand: (bucket, rate, each, weight, saved). `weighed` are those that tokens
+    count in."""
 
-    __slots__ = ("course", "gates", "holders", "parts")
+    __slots__ = ("buckets", "course", "gates", "holders", "parts", "weighed")
 
     def __init__(self, course: Course, holders: tuple[Holder, ...], now: float) -> None:
         self.course = course
@@ -72,6 +73,10 @@ class _Track:
         )
         self.parts = tuple(
             (holders[m.scope].bucket(m, now), m.rate, m.each, m.weight, m.saved) for m in course.meters
+        )
+        self.buckets = tuple(bucket for bucket, *_ in self.parts)
+        self.weighed = tuple(
+            (bucket, rate, weight, saved) for bucket, rate, _, weight, saved in self.parts if weight
         )
 
 
@@ -160,29 +165,34 @@ class MemoryStore:
         now = self.clock()
         tokens = course.tokens(ask)
         fits = True
-        levels = []
+        left = []
         for bucket, rate, each, weight, _ in track.parts:
             if bucket.rate is not rate:
                 bucket.resize(rate, now)
-            level = bucket.refill(now)
-            levels.append(level)
-            if level < each + tokens * weight:
+            level = bucket.level
+            if now > bucket.at:  # `refill`, written out: this is on the path of every request
+                level += (now - bucket.at) * bucket.per_second
+                if level > bucket.amount:
+                    level = bucket.amount
+                bucket.level = level
+                bucket.at = now
+            level -= each + tokens * weight
+            left.append(level)
+            if level < 0.0:
                 fits = False
         for holder, concurrent, index in track.gates:
             if holder.running >= concurrent:
-                raise course.slots_taken(index, levels)
+                raise course.slots_taken(index, [bucket.level for bucket in track.buckets])
         if not fits:
-            refused = course.over_limit(tokens, levels)
+            refused = course.over_limit(tokens, [bucket.level for bucket in track.buckets])
             assert refused is not None
             raise refused
-        levels.clear()
-        for bucket, _, each, weight, _ in track.parts:
-            bucket.level = level = bucket.level - (each + tokens * weight)
-            levels.append(level)
+        for bucket, level in zip(track.buckets, left, strict=True):
+            bucket.level = level
         for holder in track.holders:
             holder.running += 1
         self.leases += 1
-        return MemoryLease(self, track, tokens, course.lines.render(levels))
+        return MemoryLease(self, track, tokens, course.lines.render(left))
 
     def lower(self, ask: Ask, left: Sequence[float]) -> None:
         """No bucket of this request holds more than such a part of its limit."""
@@ -199,9 +209,8 @@ class MemoryStore:
         for holder in track.holders:
             holder.running -= 1
         if not tier or tier == course.ask.tier:
-            for bucket, rate, _, weight, saved in track.parts:
-                if weight:
-                    _put(bucket, rate, reserved * weight - (used * weight - cached * saved), now)
+            for bucket, rate, weight, saved in track.weighed:
+                _put(bucket, rate, reserved * weight - (used * weight - cached * saved), now)
         else:
             # First what was taken: what was refilled meanwhile must not be lost to a full bucket.
             moved = msgspec.structs.replace(course.ask, tier=tier)

@@ -144,9 +144,9 @@ class Request(Client):
     # the request's own task
 
     async def body(self, limit: int, seconds: float) -> bytes:
-        if (self.declared or 0) > limit:
-            raise BodyTooLarge.over(limit)
         if not self.complete:
+            if (self.declared or 0) > limit:
+                raise BodyTooLarge.over(limit)
             try:
                 async with asyncio.timeout(seconds):
                     await self._rest(limit)

@@ -25,6 +25,14 @@ class Session(requests.Session):
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self._seconds = seconds
+        self._settings: Any = None
+
+    def merge_environment_settings(self, *asked: Any, **more: Any) -> Any:
+        """Proxies and certificates by the environment, which is read once: all requests go to one place, and
+        Requests would look through all variables for each."""
+        if self._settings is None:
+            self._settings = super().merge_environment_settings(*asked, **more)
+        return self._settings
 
     def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
         """Raises requests.RequestException, also where an answer is none."""

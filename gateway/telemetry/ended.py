@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable
 
 from gateway.telemetry.logs import AccessLog
@@ -29,7 +28,7 @@ class Ended:
         self._hear: list[Callable[[Record], None]] = [metrics.count]
         if access is not None:
             self._hear.append(access.record)
-        self._records: deque[Record] = deque()
+        self._records: list[Record] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, record: Record) -> None:
@@ -42,12 +41,11 @@ class Ended:
 
     def tell(self) -> None:
         """Have metrics and log know of all that have ended: before somebody reads them."""
-        records, hear = self._records, self._hear
-        while records:
-            record = records.popleft()
-            for one in hear:
+        records, self._records = self._records, []
+        for hear in self._hear:
+            for record in records:
                 try:
-                    one(record)
+                    hear(record)
                 except Exception:
                     # Whoever calls has ended another request, and others wait behind this one.
                     logger.exception("request %s is not told of everywhere", record.request_id)

@@ -144,7 +144,7 @@ async def test_what_many_turns_say_is_not_read_on_the_loop(
 
     monkeypatch.setattr(openai_chat, "read_messages", noting)
     policy = Path("policies/default.yaml").read_text(encoding="utf-8")
-    turns = [{"role": "user", "content": "a b 1 def"}] * 20_000
+    turns = [{"role": "user", "name": "ci", "content": "a b 1 def"}] * 20_000
     async with (
         engines(engine),
         serving(tmp_path, {"fast": engine, "exact": engine}, policy=policy) as served,
