@@ -24,7 +24,7 @@ logger = logging.getLogger("dualgauge.traces")
 
 MAX_QUEUE = 2048
 # Encoding a batch holds up the event loop: few at a time, unless there are so many that round trips count.
-BATCH = 64
+BATCH = 128
 LARGE_BATCH = 256
 MANY = 512
 EVERY_SECONDS = 2.0

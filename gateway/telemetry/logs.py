@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Full, Queue
@@ -39,7 +39,8 @@ CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 """Characters that terminals obey, and how they are shown."""
 
 encode = msgspec.json.Encoder().encode
-Render = Callable[["Line"], bytes]
+encode_lines = msgspec.json.Encoder().encode_lines
+Render = Callable[[Sequence["Line"]], bytes]
 
 
 class Line(msgspec.Struct, omit_defaults=True, gc=False):
@@ -128,21 +129,17 @@ def line_of(record: Record) -> Line:
 class AccessLog:
     """Lines of requests, written by a thread of its own: no request waits for a disk or a pipe.
 
-    A line is made at once, which is cheaper than to hand the interpreter to and fro between the event loop
-    and a thread that makes lines. With `late`, for a `render` that takes long, it is made on the thread.
-    `write` is called there. With `failures`, only requests that failed have a line."""
+    `render` and `write` are called there, for many lines at once: a thread that made them one by one would
+    hand the interpreter to and fro, which takes longer than to make them. With `failures`, only requests that
+    failed have a line."""
 
-    def __init__(
-        self, write: Callable[[bytes], None], render: Render, *, late: bool = False, failures: bool = False
-    ) -> None:
+    def __init__(self, write: Callable[[bytes], None], render: Render, *, failures: bool = False) -> None:
         self._write = write
         self._render = render
-        self._late = late
         self._failures = failures
         # Other processes write there too, and no line of one may end up within another's.
         self.shared = False
-        # Of `Line`s where they are made late, else of what they are written as.
-        self._queue: deque[Any] = deque()
+        self._queue: deque[Line] = deque()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="access-log", daemon=True)
         # Each is written by one thread alone.
@@ -169,8 +166,7 @@ class AccessLog:
         if len(self._queue) >= MAX_QUEUE:
             self._overflown += 1
             return
-        line = line_of(record)
-        self._queue.append(line if self._late else self._render(line))
+        self._queue.append(line_of(record))
 
     def close(self) -> None:
         """Write what is left, for a second at most."""
@@ -187,11 +183,21 @@ class AccessLog:
         while queue:
             batch = [queue.popleft() for _ in range(min(BATCH, len(queue)))]
             try:
-                data = b"".join(map(self._render, batch) if self._late else batch)
+                data = self._rendered(batch)
                 for piece in pieces(data) if self.shared else (data,):
                     self._write(piece)
             except Exception:  # noqa: BLE001 - nobody reads us any more, the disk is full: lines, and nothing else
                 self._unwritten += len(batch)
+
+    def _rendered(self, lines: Sequence[Line]) -> bytes:
+        """A line that cannot be rendered takes no other with it."""
+        try:
+            return self._render(lines)
+        except Exception:  # noqa: BLE001 - whatever it is: it costs a line, and no thread
+            if len(lines) > 1:
+                return b"".join([self._rendered([line]) for line in lines])
+            self._unwritten += 1
+            return b""
 
 
 class Messages(logging.Handler):
@@ -252,9 +258,8 @@ def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
     render: Render
     if part.format == "console" or (part.format == "auto" and out.isatty()):
         formatter, render = _for_people(colors=out.isatty() and "NO_COLOR" not in os.environ)
-        late = True
     else:
-        formatter, render, late = _JsonLines(), _as_json, False
+        formatter, render = _JsonLines(), encode_lines
     write = writing(out)
     handler = Messages(write)
     handler.setFormatter(formatter)
@@ -268,7 +273,7 @@ def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
         logging.getLogger(name).setLevel(logging.WARNING)
     if not part.access or level > logging.WARNING:
         return None
-    return AccessLog(write, render, late=late, failures=level > logging.INFO)
+    return AccessLog(write, render, failures=level > logging.INFO)
 
 
 class _JsonLines(logging.Formatter):
@@ -287,10 +292,6 @@ class _JsonLines(logging.Formatter):
 def _text(told: str) -> str:
     """As UTF-8 can say it: the name of a file need not be text."""
     return told.encode("utf-8", "backslashreplace").decode()
-
-
-def _as_json(line: Line) -> bytes:
-    return encode(line) + b"\n"
 
 
 def _for_people(*, colors: bool) -> tuple[logging.Formatter, Render]:
@@ -317,10 +318,10 @@ def _for_people(*, colors: bool) -> tuple[logging.Formatter, Render]:
         processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, tamed, renderer],
     )
 
-    def render(line: Line) -> bytes:
+    def shown(line: Line) -> str:
         told = msgspec.to_builtins(line, builtin_types=(datetime,))
         told["timestamp"] = told["timestamp"].astimezone().strftime(CLOCK)
         told["event"] = f"{told.pop('method')} {told.pop('route') or '-'} {told.pop('status')}"
-        return str(renderer(None, "", told)).encode() + b"\n"
+        return f"{renderer(None, '', told)}\n"
 
-    return formatter, render
+    return formatter, lambda lines: "".join(map(shown, lines)).encode()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.telemetry import logs
 from gateway.telemetry.ended import MOST, SECONDS, Ended
 from gateway.telemetry.logs import AccessLog
 from gateway.telemetry.record import Record
@@ -23,7 +24,7 @@ def record(number: int = 0) -> Record:
 
 def some(folder: Path) -> tuple[Ended, AccessLog]:
     metrics = make(folder, {"fast": "http://127.0.0.1:9"}).metrics
-    access = AccessLog(lambda data: None, lambda line: line.request_id.encode())
+    access = AccessLog(lambda data: None, logs.encode_lines)
     return Ended(metrics, access), access
 
 
@@ -55,7 +56,7 @@ async def test_one_that_cannot_be_told_takes_no_other_with_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, deaf: str
 ) -> None:
     metrics = make(tmp_path, {"fast": "http://127.0.0.1:9"}).metrics
-    access = AccessLog(lambda data: None, lambda line: line.request_id.encode())
+    access = AccessLog(lambda data: None, logs.encode_lines)
     heard: dict[str, list[str]] = {"count": [], "record": []}
 
     def hear(name: str, one: Record) -> None:

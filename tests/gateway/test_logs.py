@@ -388,7 +388,7 @@ def test_lines_that_cannot_be_written_are_counted() -> None:
     def write(data: bytes) -> None:
         raise BrokenPipeError
 
-    access = AccessLog(write, lambda line: b"x\n")
+    access = AccessLog(write, lambda lines: b"x\n" * len(lines))
     access.start()
     for _ in range(3):
         access.record(record())
@@ -399,7 +399,7 @@ def test_lines_that_cannot_be_written_are_counted() -> None:
 def test_the_queue_of_lines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_QUEUE", 2)
     written: list[bytes] = []
-    access = AccessLog(written.append, lambda line: b"x\n")
+    access = AccessLog(written.append, lambda lines: b"x\n" * len(lines))
     for _ in range(3):
         access.record(record())
     access.start()
@@ -407,14 +407,24 @@ def test_the_queue_of_lines_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (b"".join(written), access.dropped) == (b"x\nx\n", 1)
 
 
-@pytest.mark.parametrize(("late", "name"), [(False, "MainThread"), (True, "access-log")])
-def test_what_takes_long_to_render_is_rendered_on_the_thread(late: bool, name: str) -> None:
+def test_a_line_that_cannot_be_rendered_takes_no_other_with_it() -> None:
     written: list[bytes] = []
-    access = AccessLog(written.append, lambda line: threading.current_thread().name.encode(), late=late)
+    access = AccessLog(written.append, logs.encode_lines)
+    for model in ("a", "\ud800", "b"):
+        access.record(record(model=model))
+    access.start()
+    access.close()
+    shown = [json.loads(line)["model"] for line in b"".join(written).splitlines()]
+    assert (shown, access.dropped) == (["a", "b"], 1)
+
+
+def test_lines_are_rendered_on_the_thread() -> None:
+    written: list[bytes] = []
+    access = AccessLog(written.append, lambda lines: threading.current_thread().name.encode())
     access.start()
     access.record(record())
     access.close()
-    assert written == [name.encode()]
+    assert written == [b"access-log"]
 
 
 async def test_lost_lines_are_a_metric(tmp_path: Path) -> None:
