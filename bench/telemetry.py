@@ -13,7 +13,6 @@ not change.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import random
 import statistics
@@ -62,11 +61,6 @@ ROUNDS_OF_A_PROCESS = 3
 one of them."""
 
 
-AT_ONCE, PAUSE = 25, 0.001
-"""Requests after which the event loop waits for so many seconds: one that never does, as no socket is there to
-wait for, leaves the interpreter to no other thread, and handing it over costs most of what is then measured."""
-
-
 class NoMetrics:
     """In place of a gateway's metrics: nothing is counted."""
 
@@ -109,9 +103,7 @@ class Variant:
     async def request(self, count: int) -> float:
         """Microseconds of CPU of a request, all threads taken together, what they do behind it too."""
         start = time.process_time()
-        for _ in range(count // AT_ONCE):
-            await self._one.json_requests(AT_ONCE)
-            await asyncio.sleep(PAUSE)
+        await self._one.json_requests(count)
         self._one.gateway.ended.tell()
         while self._access is not None and self._access.waiting:
             time.sleep(0.01)
