@@ -195,6 +195,8 @@ def _signal(expression: SignalTest) -> Condition:
     else:
         text = f"{name} {wanted}"
 
+    # Of what was not measured yet, `memo` itself stands in its place: None is a value.
+
     def test(facts: Facts, memo: Memo) -> bool:
         value = memo.get(name, memo)
         if value is memo:

@@ -156,7 +156,7 @@ class Body:
         value = self._fields.get(name)
         try:
             return None if value is None else decode(value)
-        except msgspec.ValidationError:
+        except msgspec.DecodeError:
             return None
 
     def set(self, name: str, value: object) -> None:

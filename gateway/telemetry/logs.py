@@ -21,7 +21,7 @@ from typing import Any, TextIO
 import msgspec
 
 from gateway.config import LogsPart
-from gateway.telemetry.output import pieces, writing
+from gateway.telemetry.output import mixes, pieces, writing
 from gateway.telemetry.record import GOOD, Outcome, Record
 
 QUIET = ("uvicorn", "uvicorn.error")
@@ -131,12 +131,15 @@ class AccessLog:
 
     `render` and `write` are called there, for many lines at once: a thread that made them one by one would
     hand the interpreter to and fro, which takes longer than to make them. With `failures`, only requests that
-    failed have a line."""
+    failed have a line. `mixed`: what others write there may end up within what is written at once."""
 
-    def __init__(self, write: Callable[[bytes], None], render: Render, *, failures: bool = False) -> None:
+    def __init__(
+        self, write: Callable[[bytes], None], render: Render, *, failures: bool = False, mixed: bool = True
+    ) -> None:
         self._write = write
         self._render = render
         self._failures = failures
+        self._mixed = mixed
         # Other processes write there too, and no line of one may end up within another's.
         self.shared = False
         self._queue: deque[Line] = deque()
@@ -184,7 +187,7 @@ class AccessLog:
             batch = [queue.popleft() for _ in range(min(BATCH, len(queue)))]
             try:
                 data = self._rendered(batch)
-                for piece in pieces(data) if self.shared else (data,):
+                for piece in pieces(data) if self.shared and self._mixed else (data,):
                     self._write(piece)
             except Exception:  # noqa: BLE001 - nobody reads us any more, the disk is full: lines, and nothing else
                 self._unwritten += len(batch)
@@ -273,7 +276,7 @@ def configure(part: LogsPart, stream: TextIO | None = None) -> AccessLog | None:
         logging.getLogger(name).setLevel(logging.WARNING)
     if not part.access or level > logging.WARNING:
         return None
-    return AccessLog(write, render, failures=level > logging.INFO)
+    return AccessLog(write, render, failures=level > logging.INFO, mixed=mixes(out))
 
 
 class _JsonLines(logging.Formatter):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from typing import TextIO
@@ -52,6 +53,14 @@ class _Out:
                     self._torn = True
                     left = left[done:]
             self._torn = False
+
+
+def mixes(stream: TextIO) -> bool:
+    """Whether what several processes write there at one time may be mixed: each write to a file is whole."""
+    try:
+        return not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except OSError:
+        return True
 
 
 def pieces(data: bytes) -> Iterator[bytes]:

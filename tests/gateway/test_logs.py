@@ -23,6 +23,7 @@ from gateway.config import LogsPart
 from gateway.relay.sse import Usage
 from gateway.telemetry import logs
 from gateway.telemetry.logs import AccessLog, configure, line_of
+from gateway.telemetry.output import mixes
 from gateway.telemetry.record import Record, TraceIds
 from tests.support.client import ask, until
 from tests.support.collector import over_http
@@ -416,6 +417,34 @@ def test_a_line_that_cannot_be_rendered_takes_no_other_with_it() -> None:
     access.close()
     shown = [json.loads(line)["model"] for line in b"".join(written).splitlines()]
     assert (shown, access.dropped) == (["a", "b"], 1)
+
+
+@pytest.mark.parametrize(("mixed", "writes"), [(True, 3), (False, 1)])
+def test_lines_of_several_processes_go_whole(mixed: bool, writes: int) -> None:
+    written: list[bytes] = []
+    access = AccessLog(written.append, lambda lines: b"%b\n" % (b"x" * 3000) * len(lines), mixed=mixed)
+    access.shared = True
+    for _ in range(3):
+        access.record(record())
+    access.start()
+    access.close()
+    assert len(written) == writes
+    assert b"".join(written).splitlines() == [b"x" * 3000] * 3
+
+
+def test_writes_to_a_file_are_whole(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        assert not mixes(file)
+
+
+def test_writes_to_a_pipe_may_be_mixed() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading), os.fdopen(writing, "w") as pipe:
+        assert mixes(pipe)
+
+
+def test_writes_to_what_is_no_file_may_be_mixed() -> None:
+    assert mixes(io.StringIO())
 
 
 def test_lines_are_rendered_on_the_thread() -> None:
