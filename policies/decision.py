@@ -54,7 +54,7 @@ class Edits:
 NO_EDITS = Edits()
 
 
-class Decision(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True, eq=False):
     """Which tier, by which rule, why, and under which contract.
 
     `priority` is the engine's (lower is earlier), `trace` asks for a trace whatever the sampling. `measured`
@@ -77,6 +77,17 @@ class Decision(msgspec.Struct, frozen=True):
         """Signals that were measured, but for those that the request does not tell."""
         told = {name: value for name, value in self.measured.items() if name[0] != "." and value is not None}
         return MappingProxyType(told)
+
+    def __eq__(self, other: object) -> bool:
+        """By the signals, of what was measured: a replay has nothing else."""
+        return isinstance(other, Decision) and _told(self) == _told(other)
+
+    def __hash__(self) -> int:
+        return hash((self.tier, self.rule, self.policy_hash))
+
+
+def _told(decision: Decision) -> dict[str, Any]:
+    return {**msgspec.structs.asdict(decision), "measured": decision.signals}
 
 
 def pinned(tier: str, policy_hash: str) -> Decision:
