@@ -222,6 +222,14 @@ def test_an_explanation_of_what_does_not_hold() -> None:
     ]
 
 
+def test_decisions_are_alike_whose_signals_are() -> None:
+    compiled = policy("  - {name: rest, when: {signal: stream}, send: fast}\n  - {name: z, send: fast}")
+    one = compiled.decide(facts(), {".shared": 1})
+    assert one == compiled.decide(facts())
+    assert hash(one) == hash(compiled.decide(facts()))
+    assert one != compiled.decide(facts(stream=True))
+
+
 def test_decisions_and_policies_cannot_be_changed() -> None:
     compiled = policy("  - {name: rest, when: {signal: stream}, send: fast}\n  - {name: z, send: fast}")
     decision = compiled.decide(facts())
