@@ -162,8 +162,11 @@ class Exchange:
         if gateway.retiring:
             client.close_after()
         kind = endpoint.kind
-        if kind == "health" or kind == "ready":
-            status, body = ready_reply(gateway) if kind == "ready" else (200, b'{"status":"ok"}')
+        if kind == "health":
+            await client.reply(200, JSON + self._id_line, b'{"status":"ok"}')
+            return
+        if kind == "ready":
+            status, body = ready_reply(gateway)
             await client.reply(status, JSON + self._id_line, body)
             return
         tenant = self._authenticate()

@@ -195,23 +195,13 @@ def _signal(expression: SignalTest) -> Condition:
     else:
         text = f"{name} {wanted}"
 
-    # Of what was not measured yet, `memo` itself stands in its place: None is a value.
-
     def test(facts: Facts, memo: Memo) -> bool:
-        value = memo.get(name, memo)
-        if value is memo:
+        value = memo.get(name)
+        if value is None and name not in memo:
             value = memo[name] = measure(facts, memo)
         return value is not None and compare(value, operand)
 
-    def at_least(facts: Facts, memo: Memo) -> bool:
-        """The same for the most usual comparison, in half the time."""
-        value = memo.get(name, memo)
-        if value is memo:
-            value = memo[name] = measure(facts, memo)
-        return value is not None and value >= operand
-
-    holds = at_least if expression.op == "at_least" else test
-    return Condition("signal", text, holds, signal=name, asked=asked, denied=denied)
+    return Condition("signal", text, test, signal=name, asked=asked, denied=denied)
 
 
 def _pattern(signal: Signal, place: str, pattern: str) -> Condition:

@@ -17,7 +17,6 @@ OTHERWISE = "no rule before it held"
 ALWAYS = "it has no `when`"
 NEAR = 2.5
 """An estimated length may be wrong by this factor: more than it is for texts that were ever measured."""
-Test = Callable[[Facts, Memo], bool]
 NO_PATTERNS: Mapping[str, Signal] = MappingProxyType({})
 
 
@@ -31,7 +30,7 @@ class Condition:
 
     kind: Literal["all", "any", "not", "class", "signal", "field"]
     text: str
-    test: Test
+    test: Callable[[Facts, Memo], bool]
     parts: tuple[Condition, ...] = ()
     signal: str = ""
     asked: str = ""
@@ -95,11 +94,6 @@ class Policy:
     token_bounds: tuple[float, ...] = ()
     shadow: str | None = None
     rollout: float = 0.0
-    _tests: tuple[tuple[Test, Rule], ...] = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        tests = tuple((_always if rule.when is None else rule.when.test, rule) for rule in self.rules)
-        object.__setattr__(self, "_tests", tests)
 
     @property
     def classes(self) -> Mapping[str, Condition]:
@@ -139,8 +133,9 @@ class Policy:
 
         Signals that `memo` has already are not measured again; what is measured is left in it.
         """
-        for holds, rule in self._tests:
-            if holds(facts, memo):
+        for rule in self.rules:
+            when = rule.when
+            if when is None or when.test(facts, memo):
                 return rule
         raise AssertionError("the last rule of a policy has no condition")
 
@@ -187,10 +182,6 @@ class Policy:
             rule.trace,
             rule.edits,
         )
-
-
-def _always(_facts: Facts, _memo: Memo) -> bool:
-    return True
 
 
 def _reasons(condition: Condition, held: bool, facts: Facts, memo: Memo) -> Iterator[str]:

@@ -249,8 +249,6 @@ def forced(choice: object) -> bool:
 
 def tool_texts(body: Body, *names: str) -> list[str]:
     """The definitions of tools, as they came."""
-    if body.names.isdisjoint(names):
-        return []
     return [body.value(name).decode("utf-8", "replace") for name in names if body.offers(name)]
 
 

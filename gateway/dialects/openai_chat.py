@@ -113,7 +113,7 @@ def _request(body: Body, fields: _Common, read: Callable[[], Conversation], prom
         output_tokens=None if cap is None else cap * answers,
         n=n,
         answers=answers,
-        has_tools=not body.names.isdisjoint(TOOLS) and any(map(body.offers, TOOLS)),
+        has_tools=any(map(body.offers, TOOLS)),
         structured=_structured(body, fields),
         temperature=fields.temperature,
         metadata=fields.metadata,
@@ -125,10 +125,7 @@ def _structured(body: Body, fields: _Common) -> bool:
     format_ = fields.response_format
     if format_ is not None and format_.get("type") in FORMATS:
         return True
-    choice, call = fields.tool_choice, fields.function_call
-    if (choice is not None and forced(choice)) or (call is not None and forced(call)):
-        return True
-    return not GUIDED.isdisjoint(body.names)
+    return forced(fields.tool_choice) or forced(fields.function_call) or not GUIDED.isdisjoint(body.names)
 
 
 class OpenAIChat(Dialect):

@@ -58,10 +58,9 @@ class Holder:
 
 
 class _Track:
-    """A course with its buckets at hand: (bucket, rate, each, weight, saved). `weighed` are those that tokens
-    count in."""
+    """A course with its buckets at hand: (bucket, rate, each, weight, saved)."""
 
-    __slots__ = ("buckets", "course", "gates", "holders", "parts", "weighed")
+    __slots__ = ("buckets", "course", "gates", "holders", "parts")
 
     def __init__(self, course: Course, holders: tuple[Holder, ...], now: float) -> None:
         self.course = course
@@ -75,9 +74,6 @@ class _Track:
             (holders[m.scope].bucket(m, now), m.rate, m.each, m.weight, m.saved) for m in course.meters
         )
         self.buckets = tuple(bucket for bucket, *_ in self.parts)
-        self.weighed = tuple(
-            (bucket, rate, weight, saved) for bucket, rate, _, weight, saved in self.parts if weight
-        )
 
 
 class MemoryLease:
@@ -169,14 +165,7 @@ class MemoryStore:
         for bucket, rate, each, weight, _ in track.parts:
             if bucket.rate is not rate:
                 bucket.resize(rate, now)
-            level = bucket.level
-            if now > bucket.at:  # `refill`, written out: this is on the path of every request
-                level += (now - bucket.at) * bucket.per_second
-                if level > bucket.amount:
-                    level = bucket.amount
-                bucket.level = level
-                bucket.at = now
-            level -= each + tokens * weight
+            level = bucket.refill(now) - (each + tokens * weight)
             left.append(level)
             if level < 0.0:
                 fits = False
@@ -209,8 +198,9 @@ class MemoryStore:
         for holder in track.holders:
             holder.running -= 1
         if not tier or tier == course.ask.tier:
-            for bucket, rate, weight, saved in track.weighed:
-                _put(bucket, rate, reserved * weight - (used * weight - cached * saved), now)
+            for bucket, rate, _, weight, saved in track.parts:
+                if weight:
+                    _put(bucket, rate, reserved * weight - (used * weight - cached * saved), now)
         else:
             # First what was taken: what was refilled meanwhile must not be lost to a full bucket.
             moved = msgspec.structs.replace(course.ask, tier=tier)

@@ -82,8 +82,7 @@ class Line(msgspec.Struct, omit_defaults=True, gc=False):
 def line_of(record: Record) -> Line:
     """What the access log has of a request; `asked_seconds` and `first_token_seconds` are since it came.
 
-    On the path of every request: so seconds are rounded to microseconds here and there, by what does the same
-    as `round` in half its time."""
+    On the path of every request."""
     started, usage, trace = record.started, record.usage, record.trace
     line = Line(
         datetime.fromtimestamp(record.started_ns / 1e9, UTC),
@@ -95,7 +94,7 @@ def line_of(record: Record) -> Line:
         record.route,
         record.status,
         record.outcome,
-        int((record.ended - started) * 1e6 + 0.5) / 1e6,
+        _microseconds(record.ended - started),
         record.dialect,
         record.tenant,
         record.model,
@@ -114,16 +113,21 @@ def line_of(record: Record) -> Line:
         line.prompt_tokens, line.cached_tokens = usage.prompt, usage.cached
         line.completion_tokens = usage.completion
     if record.decide_seconds is not None:
-        line.decide_seconds = int(record.decide_seconds * 1e6 + 0.5) / 1e6
+        line.decide_seconds = _microseconds(record.decide_seconds)
     if record.queue_seconds:
-        line.queue_seconds = int(record.queue_seconds * 1e6 + 0.5) / 1e6
+        line.queue_seconds = _microseconds(record.queue_seconds)
     if record.asked is not None:
-        line.asked_seconds = int((record.asked - started) * 1e6 + 0.5) / 1e6
+        line.asked_seconds = _microseconds(record.asked - started)
     if record.first_token is not None:
-        line.first_token_seconds = int((record.first_token - started) * 1e6 + 0.5) / 1e6
+        line.first_token_seconds = _microseconds(record.first_token - started)
     if trace is not None and trace.sampled:
         line.trace_id = trace.trace.decode()
     return line
+
+
+def _microseconds(seconds: float) -> float:
+    """Rounded to them: what `round` does, in half its time."""
+    return int(seconds * 1e6 + 0.5) / 1e6
 
 
 class AccessLog:

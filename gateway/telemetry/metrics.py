@@ -3,7 +3,6 @@ configuration and fixed words, never what a client sent."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -218,7 +217,7 @@ class Metrics:
         return histogram
 
     def count(self, record: Record) -> None:
-        """One request, whatever became of it. On the path of every one: `observe` is written out."""
+        """One request, whatever became of it."""
         labels = record.dialect, record.tier, record.rule, record.outcome, record.tenant
         series = self._series.get(labels)
         if series is None:
@@ -226,8 +225,7 @@ class Metrics:
         requests, whole, tokens, first, tenant = series
         seconds = record.ended - record.started
         requests.value += 1
-        whole.counts[bisect_left(LATENCY, seconds)] += 1
-        whole.sum += seconds
+        whole.observe(seconds)
         trace = record.trace
         if trace is not None and trace.sampled:
             self._show(record, trace.trace.decode(), whole, first)
@@ -239,10 +237,8 @@ class Metrics:
             completion.value += usage.completion
         if record.stream and record.first_token is not None:
             first.observe(record.first_token - record.started)
-        decided, decision = record.decide_seconds, self._decision
-        if decided is not None:
-            decision.counts[bisect_left(DECISION, decided)] += 1
-            decision.sum += decided
+        if record.decide_seconds is not None:
+            self._decision.observe(record.decide_seconds)
         if record.degraded:
             self._degraded.labels(record.rule).add()
         if record.outcome == "limited":

@@ -16,7 +16,7 @@ from gateway import reading
 from gateway.app import running
 from gateway.config import Bounds
 from gateway.dialects import openai_chat
-from gateway.dialects.base import Dialect, Request, read_messages
+from gateway.dialects.base import Dialect, Request
 from gateway.dialects.body import Body
 from gateway.dialects.openai_chat import OpenAIChat
 from gateway.errors import InvalidRequest
@@ -131,20 +131,21 @@ async def test_bodies_that_wait_behind_a_request_count(tmp_path: Path) -> None:
         assert held() <= 1 << 20
 
 
+@pytest.mark.parametrize(("reads", "more"), [("read_plain", {}), ("read_messages", {"name": "ci"})])
 async def test_what_many_turns_say_is_not_read_on_the_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: str, more: dict[str, str]
 ) -> None:
     """What is said is read where the body is."""
     engine, where = FakeEngine(reply(CHAT.reply)), set()
-    real = read_messages
+    real = getattr(openai_chat, reads)
 
     def noting(*args: Any) -> Any:
         where.add(threading.current_thread())
         return real(*args)
 
-    monkeypatch.setattr(openai_chat, "read_messages", noting)
+    monkeypatch.setattr(openai_chat, reads, noting)
     policy = Path("policies/default.yaml").read_text(encoding="utf-8")
-    turns = [{"role": "user", "name": "ci", "content": "a b 1 def"}] * 20_000
+    turns = [{"role": "user", "content": "a b 1 def", **more}] * 20_000
     async with (
         engines(engine),
         serving(tmp_path, {"fast": engine, "exact": engine}, policy=policy) as served,
